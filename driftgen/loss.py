@@ -1,0 +1,234 @@
+"""DriftingLoss: features × temperatures × normalisation × weights -> LossOutput (Algorithm 1, appendix
+"Feature and Drift Normalization")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from driftgen.errors import InputError, unknown_name
+from driftgen.field import check_temperature, check_weight
+from driftgen.kernels import Kernel, get_kernel
+from driftgen.normalization import Normalization, both, get_normalization
+from driftgen.passes import PAPER_GUARDS, RELEASE_GUARDS, Drift, Passes, Settings
+from driftgen.problems import Samples, as_features, buckets_by_width
+
+__all__ = ["DriftingLoss", "LossOutput"]
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """What one call of :class:`DriftingLoss` found.
+
+    With drift normalisation ``loss`` is nearly constant **by design**: each feature contributes between R and
+    R² for R temperatures, whatever the state of the model. Watch ``drift``, which falls as the generator
+    nears equilibrium, and ``scale``, the spread of the features, instead.
+
+    Attributes:
+        loss: scalar to call ``backward()`` on: sum over features of the mean squared normalised drift. With a
+            process group it is the value over all processes.
+        per_group: ``[G]``, the same for each group of this process (differentiable too).
+        drift: mean squared drift per coordinate before drift normalisation, ``[len(temperatures)]``, or a
+            dict of them.
+        scale: mean distance between generated samples and all samples, scalar, or a dict of them.
+    """
+
+    loss: Tensor
+    per_group: Tensor
+    drift: Tensor | dict[str, Tensor]
+    scale: Tensor | dict[str, Tensor]
+
+
+class DriftingLoss(nn.Module):
+    """The drifting loss L = Σ_j MSE(φ̃_j(x) − sg(φ̃_j(x) + Σ_τ Ṽ_{j,τ})) (Eq. "mse_loss_j").
+
+    φ̃_j = φ_j / S_j, with S_j √D the mean distance between generated and all samples, and Ṽ_{j,τ} = V_{j,τ} /
+    λ_{j,τ}, with λ² the mean of ‖V‖²/D; both means run over the whole feature: all groups, all vectors, all
+    processes. With ``normalize_features=False, normalize_drift=False`` and one temperature this is Algorithm
+    1, whose value is the mean squared norm of V (per coordinate: MSE averages over D).
+
+    Example::
+
+        loss = DriftingLoss()
+        out = loss(generated, positives)      # [N, D], [G, N, D], or {name: [G, N, V, D]}
+        out.loss.backward()                   # flat by design ...
+        print(out.drift, out.scale)           # ... so watch these
+
+    Args:
+        temperatures: τ of each field, relative to the mean distance when features are normalised.
+        kernel: see :func:`driftgen.drift_field`.
+        normalization: see :func:`driftgen.drift_field`.
+        attraction: factor of V⁺.
+        repulsion: factor of V⁻.
+        normalize_features: divide features by S_j.
+        normalize_drift: divide drifts by λ_j.
+        convention: ``"release"`` for the arithmetic of the authors' code, ``"paper"`` for Algorithm 2 to the
+            letter. The release always normalises features and both axes; whatever else is chosen has no
+            released counterpart and follows the paper. ``docs/paper-differences.md`` lists the differences.
+        process_group: processes that share a batch, each holding some groups of it. Statistics, ``loss`` and
+            gradients are those of the whole batch, at two collectives a call. Gradients then add up over
+            processes: multiply by the number of processes where something (such as DDP) averages them.
+        chunk: most problems (group × vector) worked on at a time; by default as many as fit 128 MiB. Beyond
+            its inputs, its drift (the size of ``generated``) and small statistics, a call never holds more
+            than ``2 · chunk · (6·N·T + (R + 3)·N·D + 3·T·D)`` float32 numbers, T being all samples that a
+            generated one is compared with and R the number of temperatures. Problems beyond the first chunk
+            are computed anew in each of the three passes instead of being kept.
+    """
+
+    def __init__(
+        self,
+        temperatures: float | Sequence[float] = (0.02, 0.05, 0.2),
+        kernel: str | Kernel = "laplace",
+        normalization: str | Normalization = "both",
+        attraction: float = 1.0,
+        repulsion: float = 1.0,
+        normalize_features: bool = True,
+        normalize_drift: bool = True,
+        convention: Literal["release", "paper"] = "release",
+        process_group: dist.ProcessGroup | None = None,
+        chunk: int | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(temperatures, int | float):
+            temperatures = (temperatures,)
+        if len(temperatures) == 0:
+            raise InputError("temperatures is empty: give at least one, such as (0.02, 0.05, 0.2)")
+        for temperature in temperatures:
+            check_temperature("temperatures", temperature)
+        if convention not in ("release", "paper"):
+            raise unknown_name("convention", convention, ("release", "paper"))
+        if chunk is not None and chunk < 1:
+            raise InputError(f"chunk={chunk} must be at least 1")
+        released = convention == "release"
+        # The release has no other normalisation, so its constants say nothing about any other.
+        guarded = released and normalize_features and get_normalization(normalization) is both
+        self.settings = Settings(
+            temperatures=tuple(float(t) for t in temperatures),
+            kernel=get_kernel(kernel),
+            normalization=get_normalization(normalization),
+            attraction=attraction,
+            repulsion=repulsion,
+            normalize_features=normalize_features,
+            normalize_drift=normalize_drift,
+            guards=RELEASE_GUARDS if guarded else PAPER_GUARDS,
+            weigh_kernel=not released,
+            sum_vectors=not released,
+            process_group=process_group,
+            chunk=chunk,
+        )
+        self.convention = convention
+
+    @property
+    def temperatures(self) -> tuple[float, ...]:
+        """The temperatures τ, in the order of ``LossOutput.drift``."""
+        return self.settings.temperatures
+
+    def extra_repr(self) -> str:
+        return f"temperatures={self.temperatures}, convention={self.convention!r}"
+
+    def forward(
+        self,
+        generated: Samples,
+        positives: Samples,
+        negatives: Samples | None = None,
+        *,
+        generated_weight: Tensor | None = None,
+        positive_weight: Tensor | None = None,
+        negative_weight: Tensor | None = None,
+    ) -> LossOutput:
+        """Compares the generated samples with the positives (attract), themselves and the negatives (repel).
+
+        Sample sets are tensors ``[N, D]`` or ``[G, N, D]`` (G independent groups), or dicts of ``[G, N, V,
+        D]`` (V vectors per sample, each its own problem). ``negatives`` are extra, unconditional ones.
+        Weights, ``[G]`` or ``[G, n]``, multiply the affinities of those samples and count in the scale.
+        """
+        gen, pos, neg = as_features(generated, positives, negatives)
+        names = list(gen)
+        first = gen[names[0]]
+        groups, n = first.shape[:2]
+        weight = _join_weights(
+            groups,
+            first.device,
+            ("generated_weight", generated_weight, n),
+            ("negative_weight", negative_weight, 0 if neg is None else neg[names[0]].shape[1]),
+            ("positive_weight", positive_weight, pos[names[0]].shape[1]),
+        )
+        wants_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in gen.values())
+        with torch.no_grad(), torch.autocast(first.device.type, enabled=False):
+            passes = Passes(self.settings, buckets_by_width(gen, pos, neg), weight)
+            scale = passes.measure_scale()
+            # A look at the value would stall a GPU's queue; there a NaN shows in the scale and in the loss.
+            if scale.device.type == "cpu" and not scale.isfinite().all():
+                raise _not_finite(gen, pos, neg)
+            drift = passes.measure_drift()
+            loss, per_group, drifts = passes.combine(keep=wants_gradient)
+        if wants_gradient:
+            tensors = [tensor for bucket in passes.buckets for tensor in bucket.generated]
+            attach = cast(Callable[..., tuple[Tensor, Tensor]], _Attach.apply)
+            loss, per_group = attach(drifts, passes.all_groups, loss, per_group, *tensors)
+        if isinstance(generated, Tensor):
+            return LossOutput(loss, per_group, drift[0], scale[0])
+        return LossOutput(
+            loss,
+            per_group,
+            dict(zip(names, drift.unbind(), strict=True)),
+            dict(zip(names, scale.unbind(), strict=True)),
+        )
+
+
+class _Attach(torch.autograd.Function):
+    """Hangs the known gradient, −2 Ṽ / (count · S) times that of the loss, on a loss that is already
+    computed.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, drifts: list[Drift], all_groups: Tensor, loss: Tensor, per_group: Tensor, *generated: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        ctx.drifts, ctx.all_groups = drifts, all_groups
+        return loss.clone(), per_group.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, loss: Tensor, per_group: Tensor) -> tuple[Tensor | None, ...]:
+        upstream = loss + per_group * ctx.all_groups.to(per_group.dtype)
+        gradients = [g for drift in ctx.drifts for g in drift.gradients(upstream)]
+        return (None, None, None, None, *gradients)
+
+
+def _join_weights(groups: int, device: torch.device, *parts: tuple[str, Tensor | None, int]) -> Tensor | None:
+    """``[G, T]`` over all parts (argument, weight, samples); None if no part has weights."""
+    if all(weight is None for _, weight, _ in parts):
+        return None
+    joined = []
+    for argument, weight, samples in parts:
+        if weight is None:
+            joined.append(torch.ones(groups, samples, device=device))
+            continue
+        check_weight(argument, weight)
+        if samples == 0:
+            raise InputError(f"{argument} is given, but there are no such samples")
+        shape, weight = list(weight.shape), weight.detach().to(device, torch.float32)
+        if groups == 1 and shape == [samples]:
+            weight = weight[None]
+        elif shape == [groups]:
+            weight = weight[:, None]
+        elif shape != [groups, samples]:
+            raise InputError(f"{argument} has shape {shape}, expected [{groups}] or [{groups}, {samples}]")
+        joined.append(weight.expand(groups, samples))
+    return torch.cat(joined, dim=1)
+
+
+def _not_finite(*sets: dict[str, Tensor] | None) -> InputError:
+    for argument, features in zip(("generated", "positives", "negatives"), sets, strict=True):
+        for name, tensor in (features or {}).items():
+            if not tensor.isfinite().all():
+                where = f"{argument}[{name!r}]" if name else argument
+                return InputError(f"{where} holds NaN or infinite values: remove or repair those samples")
+    return InputError("generated and positives lie so far apart that their distances overflow: rescale them")

@@ -1,0 +1,114 @@
+"""How affinities are normalised: from logits log k(x_i, y_j) to the matrix A of Algorithm 2.
+
+Rows are the samples x_i, columns the samples y_j (negatives and positives side by side). ``log_weight``
+(``[..., 1, T]``, the paper's reading of weights) counts a column as w copies of itself in every sum over y;
+the released code leaves it out and multiplies A afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from driftgen.errors import unknown_name
+
+__all__ = [
+    "NORMALIZATIONS",
+    "Affinity",
+    "Normalization",
+    "both",
+    "get_normalization",
+    "none",
+    "over_y",
+    "sinkhorn",
+]
+
+SINKHORN_STEPS = 50
+SINKHORN_TOLERANCE = 1e-3
+
+
+class Affinity(NamedTuple):
+    """The matrix A = exp(log_factor) · values; ``log_factor`` is None where A needs no factor."""
+
+    values: Tensor
+    log_factor: Tensor | None = None
+
+
+Normalization = Callable[[Tensor, Tensor | None], Affinity]
+"""``(logits [..., N, T], log_weight [..., 1, T] or None) -> Affinity``."""
+
+
+def both(logits: Tensor, log_weight: Tensor | None = None) -> Affinity:
+    """A = √(softmax_y · softmax_x), the geometric mean of both softmaxes (Algorithm 2)."""
+    over_y, over_x = _log_sum(logits, -1, log_weight), _log_sum(logits, -2)
+    return Affinity((logits - (over_y + over_x).mul_(0.5)).exp_())
+
+
+def over_y(logits: Tensor, log_weight: Tensor | None = None) -> Affinity:
+    """A = softmax over the y samples, k / Z with Z = Σ_y k (Eq. "Z"; row "softmax over y" of the paper's
+    ablation).
+    """
+    return Affinity((logits - _log_sum(logits, -1, log_weight)).exp_())
+
+
+def none(logits: Tensor, log_weight: Tensor | None = None) -> Affinity:
+    """A = k, so Z = 1. The largest k of each problem is kept apart: at low temperatures k·k leaves
+    float32.
+    """
+    largest = _finite(logits.amax(dim=(-2, -1), keepdim=True))
+    return Affinity((logits - largest).exp_(), largest)
+
+
+def sinkhorn(
+    logits: Tensor,
+    log_weight: Tensor | None = None,
+    *,
+    steps: int = SINKHORN_STEPS,
+    tolerance: float = SINKHORN_TOLERANCE,
+) -> Affinity:
+    """A = exp(log k − f_i − g_j) with rows that sum to 1 and columns that all sum alike (to N / T).
+
+    The two softmaxes alternate in log space, at most ``steps`` times. A problem rests as soon as its column
+    sums agree to ``tolerance`` (relative), each by itself, so that a result does not depend on what else is
+    in the batch.
+    """
+    columns = float(logits.shape[-1]) if log_weight is None else log_weight.exp().sum(-1, keepdim=True)
+    log_column_sum = math.log(logits.shape[-2]) - torch.as_tensor(columns, device=logits.device).log()
+    g = torch.zeros_like(logits[..., :1, :])
+    rests = torch.zeros_like(logits[..., :1, :1], dtype=torch.bool)
+    for _ in range(steps):
+        f = _log_sum(logits - g, -1, log_weight)
+        moved = _log_sum(logits - f, -2) - log_column_sum
+        rests |= (moved - g).abs().amax(-1, keepdim=True) < tolerance
+        g = torch.where(rests, g, moved)
+        if rests.all():
+            break
+    scaled = logits - g
+    return Affinity((scaled - _log_sum(scaled, -1, log_weight)).exp_())
+
+
+NORMALIZATIONS: dict[str, Normalization] = {"both": both, "y": over_y, "none": none, "sinkhorn": sinkhorn}
+
+
+def get_normalization(normalization: str | Normalization) -> Normalization:
+    """The normalisation of that name; a function is returned as it is."""
+    if callable(normalization):
+        return normalization
+    if normalization not in NORMALIZATIONS:
+        raise unknown_name("normalization", normalization, NORMALIZATIONS)
+    return NORMALIZATIONS[normalization]
+
+
+def _log_sum(logits: Tensor, dim: int, log_weight: Tensor | None = None) -> Tensor:
+    if log_weight is not None:
+        logits = logits + log_weight
+    return _finite(torch.logsumexp(logits, dim=dim, keepdim=True))
+
+
+def _finite(log_sum: Tensor) -> Tensor:
+    # Where everything is masked the sum is log 0; a finite stand-in keeps -inf - (-inf) from becoming NaN.
+    return log_sum.clamp_(min=-1e30)

@@ -1,0 +1,288 @@
+"""The three passes of one loss call: scales, drift norms, drift. Between them lie the two collectives."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from driftgen.field import displacement, drift_coefficients, medoid, pairwise_distance
+from driftgen.kernels import Kernel
+from driftgen.normalization import Normalization
+from driftgen.problems import Bucket, Chunk
+
+__all__ = ["PAPER_GUARDS", "RELEASE_GUARDS", "Drift", "Guards", "Passes", "Settings"]
+
+# What one chunk may take when the caller sets no bound: 2^25 float32 numbers, 128 MiB.
+CHUNK_NUMBERS = 2**25
+
+
+@dataclass(frozen=True)
+class Guards:
+    """The small constants that keep divisions and softmaxes in bounds."""
+
+    self_distance: float  # added to the normalised distance of a sample to itself
+    least_affinity: float
+    least_distance: float
+    least_scale: float  # of the mean distance, and of the unit of the coordinates
+    least_drift: float  # of the mean squared drift
+
+
+PAPER_GUARDS = Guards(math.inf, 0.0, 0.0, 0.0, 0.0)
+RELEASE_GUARDS = Guards(100.0, 1e-3, 1e-4, 1e-3, 1e-8)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a loss was told to do, names resolved."""
+
+    temperatures: tuple[float, ...]
+    kernel: Kernel
+    normalization: Normalization
+    attraction: float
+    repulsion: float
+    normalize_features: bool
+    normalize_drift: bool
+    guards: Guards
+    weigh_kernel: bool  # weights count copies (paper), or multiply affinities only (release)
+    sum_vectors: bool  # one loss per vector, all summed (paper), or their mean per feature (release)
+    process_group: dist.ProcessGroup | None
+    chunk: int | None
+
+
+@dataclass
+class Drift:
+    """The normalised drift of a bucket in a form that gradients can be read from: dL/dφ = ``values ·
+    factor``.
+
+    ``values``, ``[G, N, vectors, D]``, are of order 1 and in the type of the features; ``factor``,
+    ``[vectors]``, holds powers of two, so that 16-bit gradients are rounded once and do not vanish before a
+    loss scaler can lift them.
+    """
+
+    bucket: Bucket
+    values: Tensor
+    mantissa: Tensor
+    factor: Tensor
+
+    def gradients(self, upstream: Tensor) -> list[Tensor]:
+        """The gradient to each generated feature, given ``[G]``, that of each group's loss (times all
+        groups).
+        """
+        gradient = self.values * (upstream[:, None] * self.factor)[:, None, :, None]
+        parts = gradient.to(self.values.dtype).split(self.bucket.vectors, dim=2)
+        return [part.to(t.dtype) for part, t in zip(parts, self.bucket.generated, strict=True)]
+
+
+@dataclass
+class _Work:
+    """One chunk of one bucket, and what is kept of it from pass to pass."""
+
+    position: int  # of the bucket
+    bucket: Bucket
+    chunk: Chunk
+    feature: Tensor  # position of each vector's feature
+    keep: bool
+    distance: tuple[Tensor, Tensor] | None = None
+    drifts: tuple[Tensor, Tensor | None] | None = None
+
+
+@dataclass
+class Passes:
+    """Runs the passes in order: :meth:`measure_scale`, :meth:`measure_drift`, :meth:`combine`.
+
+    ``weight`` is ``[G, T]`` over y = [generated, negatives, positives], or None.
+    """
+
+    settings: Settings
+    buckets: list[Bucket]
+    weight: Tensor | None
+    work: list[_Work] = field(init=False)
+
+    def __post_init__(self) -> None:
+        generated = self.buckets[0].generated[0]
+        self.device = generated.device
+        self.groups, self.n = generated.shape[:2]
+        self.t = self.n + sum(s[0].shape[1] for s in _others(self.buckets[0]))
+        self.negatives = self.t - self.buckets[0].positives[0].shape[1]
+        # Sums over a whole batch keep their digits in float64, where the device has it.
+        self.exact = torch.float32 if self.device.type == "mps" else torch.float64
+        shapes = {f: (v, b.width) for b in self.buckets for f, v in zip(b.features, b.vectors, strict=True)}
+        table = torch.tensor([shapes[f] for f in range(len(shapes))], dtype=self.exact, device=self.device)
+        self.vectors, self.widths = table.unbind(1)
+        self.work = list(self._cut())
+
+    def _cut(self) -> Iterator[_Work]:
+        kept = 0.0
+        for position, bucket in enumerate(self.buckets):
+            limit = self.settings.chunk or max(1, CHUNK_NUMBERS // self.numbers_per_problem(bucket.width))
+            feature = bucket.feature_of_vector(self.device)
+            for chunk in bucket.chunks(limit):
+                kept += chunk.problems / limit
+                yield _Work(position, bucket, chunk, feature[chunk.v0 : chunk.v1], keep=kept <= 1.0)
+
+    def numbers_per_problem(self, width: int) -> int:
+        """Most float32 numbers alive for one problem: pairwise matrices, drifts, samples."""
+        n, t, r = self.n, self.t, len(self.settings.temperatures)
+        return 6 * n * t + (r + 3) * n * width + 3 * t * width
+
+    def measure_scale(self) -> Tensor:
+        """First pass and collective: the mean distance of each feature, E_x E_y ‖φ(x) − φ(y)‖, weighted over
+        y.
+        """
+        features = len(self.vectors)
+        sums = torch.zeros(2 * features + 1, dtype=self.exact, device=self.device)
+        for work in self.work:
+            distance = self._distance(work)[1].sum(-2)
+            if self.weight is not None:
+                distance *= self.weight[work.chunk.g0 : work.chunk.g1, None]
+            sums.index_add_(0, work.feature, distance.sum(-1).to(self.exact).sum(0))
+        pairs = self.groups * self.t if self.weight is None else self.weight.to(self.exact).sum()
+        sums[features:-1] = self.n * self.vectors * pairs
+        sums[-1] = self.groups
+        self._reduce(sums)
+        self.all_groups = sums[-1]
+        scale = sums[:features] / sums[features:-1].clamp(min=torch.finfo(self.exact).tiny)
+        if self.settings.normalize_features:
+            self.kernel_unit = _guard(scale, self.settings.guards.least_scale)
+            self.unit = _guard(scale / self.widths.sqrt(), self.settings.guards.least_scale)
+        else:
+            self.kernel_unit = self.unit = torch.ones_like(scale)
+        return scale.float()
+
+    def measure_drift(self) -> Tensor:
+        """Second pass and collective: E[‖V_τ‖² / D] of each feature and temperature, ``[features, R]``.
+
+        All products ⟨V_τ, V_τ'⟩ are summed, not only the squares: they give the loss of the whole batch
+        without a third collective, since ‖Σ_τ V_τ/λ_τ‖² = Σ_ττ' ⟨V_τ, V_τ'⟩ / (λ_τ λ_τ').
+        """
+        r = len(self.settings.temperatures)
+        products = torch.zeros(len(self.vectors), r, r, dtype=self.exact, device=self.device)
+        for work in self.work:
+            drifts, log_factor = self._drifts(work)
+            flat = drifts.flatten(3)
+            product = (flat @ flat.mT).to(self.exact)
+            if log_factor is not None:
+                log_factor = log_factor.to(self.exact)
+                product *= (log_factor[..., :, None] + log_factor[..., None, :]).exp()
+            products.index_add_(0, work.feature, product.sum(0))
+        self._reduce(products)
+        count = self.all_groups * self.n * self.vectors * self.widths
+        self.products = products / count[:, None, None]
+        drift = self.products.diagonal(dim1=-2, dim2=-1)
+        if self.settings.normalize_drift:
+            squared = _guard(drift, self.settings.guards.least_drift, or_else=math.inf)
+            self.inverse_norm = squared.rsqrt()
+        else:
+            self.inverse_norm = torch.ones_like(drift)
+        return drift.float()
+
+    def combine(self, keep: bool) -> tuple[Tensor, Tensor, list[Drift]]:
+        """Third pass: Ṽ = Σ_τ V_τ / λ_τ. The loss over all processes, per group of this one, and (if
+        ``keep``) Ṽ itself.
+        """
+        features = self.vectors.clone() if self.settings.sum_vectors else torch.ones_like(self.vectors)
+        per_feature = torch.einsum("frs,fr,fs->f", self.products, self.inverse_norm, self.inverse_norm)
+        loss = (per_feature * features).sum()
+        share = features / (self.vectors * self.n * self.widths)
+        per_group = torch.zeros(self.groups, dtype=self.exact, device=self.device)
+        kept = [self._empty_drift(bucket, share) for bucket in self.buckets] if keep else []
+        for work in self.work:
+            drift = self._combined(work)
+            c = work.chunk
+            squares = drift.square().sum((-2, -1)).to(self.exact)
+            per_group[c.g0 : c.g1] += squares @ share[work.feature]
+            if keep:
+                target = kept[work.position]
+                drift *= target.mantissa[c.v0 : c.v1, None, None]
+                target.values[c.g0 : c.g1, :, c.v0 : c.v1] = drift.transpose(1, 2)
+        return loss.float(), per_group.float(), kept
+
+    def _empty_drift(self, bucket: Bucket, share: Tensor) -> Drift:
+        dtype = functools.reduce(torch.promote_types, {t.dtype for t in bucket.generated})
+        factor = (-2 * share / (self.unit * self.all_groups))[bucket.feature_of_vector(self.device)]
+        mantissa, exponent = torch.frexp(factor)
+        exponent = exponent.clamp(max=100)  # the gradient to denormal features would leave float32
+        values = torch.empty(bucket.shape, dtype=dtype, device=self.device)
+        return Drift(bucket, values, mantissa.float(), torch.ldexp(torch.ones_like(factor), exponent).float())
+
+    def _distance(self, work: _Work) -> tuple[Tensor, Tensor]:
+        """y, ``[g, v, T, D]``, and the distances from its first N to all of it, ``[g, v, N, T]``."""
+        if work.distance is not None:
+            return work.distance
+        y = work.bucket.samples(work.chunk)
+        distance = pairwise_distance(y[:, :, : self.n], y)
+        if self.settings.guards.least_distance > 0:
+            distance.clamp_(min=self.settings.guards.least_distance)
+        if work.keep:
+            work.distance = y, distance
+        return y, distance
+
+    def _drifts(self, work: _Work) -> tuple[Tensor, Tensor | None]:
+        """V_τ in units of S, ``[g, v, R, N, D]``, and the logarithm of a factor ``[g, v, R]`` kept apart, if
+        any.
+        """
+        s = self.settings
+        if work.drifts is not None:
+            return work.drifts
+        y, distance = self._distance(work)
+        work.distance = None
+        centre = medoid(distance, y[:, :, : self.n])
+        y = (y - centre).float().div_(self.unit[work.feature, None, None].float())
+        x = y[:, :, : self.n]
+        distance = distance.div_(self.kernel_unit[work.feature, None, None].float())
+        masked = math.isinf(s.guards.self_distance)
+        if not masked:
+            distance.diagonal(dim1=-2, dim2=-1).add_(s.guards.self_distance)
+        weight = None if self.weight is None else self.weight[work.chunk.g0 : work.chunk.g1, None, None]
+        drifts = y.new_empty(*y.shape[:2], len(s.temperatures), *x.shape[2:])
+        log_factors = []
+        for r, temperature in enumerate(s.temperatures):
+            logits = s.kernel(distance, temperature)
+            if masked:
+                logits.diagonal(dim1=-2, dim2=-1).fill_(-math.inf)
+            coefficients, log_factor = drift_coefficients(
+                logits,
+                self.negatives,
+                s.normalization,
+                weight=weight,
+                weigh_kernel=s.weigh_kernel,
+                floor=s.guards.least_affinity,
+                attraction=s.attraction,
+                repulsion=s.repulsion,
+            )
+            del logits
+            drifts[:, :, r] = displacement(coefficients, x, y)
+            if log_factor is not None:
+                log_factors.append(2 * log_factor[..., 0, 0])
+        result = drifts, torch.stack(log_factors, dim=-1) if log_factors else None
+        if work.keep:
+            work.drifts = result
+        return result
+
+    def _combined(self, work: _Work) -> Tensor:
+        drifts, log_factor = self._drifts(work)
+        work.drifts = None
+        factor = self.inverse_norm[work.feature].expand(*drifts.shape[:3])
+        if log_factor is not None:
+            factor = factor * log_factor.to(self.exact).exp()
+        drift = factor.float()[..., None, :] @ drifts.flatten(3)
+        return drift.view(*drifts.shape[:2], *drifts.shape[3:])
+
+    def _reduce(self, sums: Tensor) -> None:
+        if self.settings.process_group is not None:
+            dist.all_reduce(sums, group=self.settings.process_group)
+
+
+def _others(bucket: Bucket) -> list[list[Tensor]]:
+    return [bucket.positives] if bucket.negatives is None else [bucket.negatives, bucket.positives]
+
+
+def _guard(value: Tensor, least: float, or_else: float = 1.0) -> Tensor:
+    """At least ``least``; without such a bound, ``or_else`` in place of 0, so that 0/0 becomes 0."""
+    return value.clamp(min=least) if least > 0 else torch.where(value > 0, value, or_else)

@@ -1,0 +1,169 @@
+"""The independent problems of one loss call: every (group, vector) pair of every feature, batched by width
+and cut into chunks.
+
+A feature set maps names to ``[G, n, V, D]`` tensors. Features of one width D are laid side by side along V,
+so that a pass over them costs the same few kernel launches whether they are one feature or eighty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from driftgen.errors import InputError
+
+__all__ = ["Bucket", "Chunk", "as_features", "buckets_by_width"]
+
+Samples = Tensor | Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Groups ``g0:g1`` and vectors ``v0:v1`` of a bucket."""
+
+    g0: int
+    g1: int
+    v0: int
+    v1: int
+
+    @property
+    def problems(self) -> int:
+        return (self.g1 - self.g0) * (self.v1 - self.v0)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """All features of one width. ``features`` are their positions in the call; vectors count through all of
+    them.
+    """
+
+    features: list[int]
+    generated: list[Tensor]
+    positives: list[Tensor]
+    negatives: list[Tensor] | None
+
+    @property
+    def groups(self) -> int:
+        return self.generated[0].shape[0]
+
+    @property
+    def width(self) -> int:
+        return self.generated[0].shape[-1]
+
+    @property
+    def vectors(self) -> list[int]:
+        return [t.shape[2] for t in self.generated]
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """``[G, N, all vectors, D]``, the generated features side by side."""
+        return (self.groups, self.generated[0].shape[1], sum(self.vectors), self.width)
+
+    def feature_of_vector(self, device: torch.device) -> Tensor:
+        """The position in the call of the feature that each vector belongs to."""
+        index = [f for f, v in zip(self.features, self.vectors, strict=True) for _ in range(v)]
+        return torch.tensor(index, device=device)
+
+    def chunks(self, limit: int) -> Iterator[Chunk]:
+        """Cuts into chunks of at most ``limit`` problems (at least one)."""
+        vectors = sum(self.vectors)
+        g_step = max(1, min(self.groups, limit))
+        v_step = max(1, min(vectors, limit // g_step))
+        for g in range(0, self.groups, g_step):
+            for v in range(0, vectors, v_step):
+                yield Chunk(g, min(g + g_step, self.groups), v, min(v + v_step, vectors))
+
+    def samples(self, chunk: Chunk) -> Tensor:
+        """y = [generated, negatives, positives] of the chunk, ``[g, v, T, D]``, at least float32."""
+        sets = [self.generated, *([self.negatives] if self.negatives is not None else []), self.positives]
+        y = torch.cat([_take(s, chunk).transpose(1, 2) for s in sets], dim=2)
+        return y.to(torch.promote_types(y.dtype, torch.float32))
+
+
+def _take(tensors: Sequence[Tensor], chunk: Chunk) -> Tensor:
+    """``[g, n, v, D]`` of the chunk: one concatenation, and only the slices that cut something."""
+    parts, start = [], 0
+    for tensor in tensors:
+        a, b = max(chunk.v0 - start, 0), min(chunk.v1 - start, tensor.shape[2])
+        start += tensor.shape[2]
+        if a < b:
+            whole = (a, b) == (0, tensor.shape[2]) and (chunk.g0, chunk.g1) == (0, tensor.shape[0])
+            parts.append(tensor if whole else tensor[chunk.g0 : chunk.g1, :, a:b])
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+
+def buckets_by_width(
+    generated: dict[str, Tensor], positives: dict[str, Tensor], negatives: dict[str, Tensor] | None
+) -> list[Bucket]:
+    """One bucket for each width, narrowest first. Names must have been put in the same order in all
+    processes.
+    """
+    by_width: dict[int, Bucket] = {}
+    for position, name in enumerate(generated):
+        width = generated[name].shape[-1]
+        bucket = by_width.setdefault(width, Bucket([], [], [], None if negatives is None else []))
+        bucket.features.append(position)
+        bucket.generated.append(generated[name])
+        bucket.positives.append(positives[name])
+        if negatives is not None and bucket.negatives is not None:
+            bucket.negatives.append(negatives[name])
+    return [by_width[width] for width in sorted(by_width)]
+
+
+def as_features(
+    generated: Samples, positives: Samples, negatives: Samples | None
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor] | None]:
+    """The sample sets as feature sets of ``[G, n, V, D]`` tensors with sorted names, checked against each
+    other.
+    """
+    given = {"generated": generated, "positives": positives, "negatives": negatives}
+    sets = {name: _as_feature_set(name, samples) for name, samples in given.items() if samples is not None}
+    reference = sets["generated"]
+    for argument, features in sets.items():
+        if isinstance(given[argument], Tensor) != isinstance(generated, Tensor):
+            raise InputError(f"{argument} must be of the same kind as generated: tensors, or feature sets")
+        if features.keys() != reference.keys():
+            names = ", ".join(sorted(features.keys() ^ reference.keys())[:5])
+            raise InputError(f"{argument} and generated do not hold the same features: {names}")
+        samples = next(iter(features.values())).shape[1]
+        for name, tensor in features.items():
+            where = f"{argument}[{name!r}]" if name else argument
+            expected = next(iter(reference.values())).shape[0], samples, *reference[name].shape[2:]
+            for what, got, want in zip(
+                ("groups", "samples", "vectors a sample", "numbers a vector (the width)"),
+                tensor.shape,
+                expected,
+                strict=True,
+            ):
+                if got != want:
+                    raise InputError(f"{where} has {got} {what}, expected {want} as in the other sets")
+    return reference, sets["positives"], sets.get("negatives")
+
+
+def _as_feature_set(argument: str, samples: Samples) -> dict[str, Tensor]:
+    if isinstance(samples, Tensor):
+        if samples.ndim not in (2, 3):
+            raise InputError(
+                f"{argument} must be a tensor [N, D] or [G, N, D], or a dict of tensors [G, N, V, D]; "
+                f"got shape {list(samples.shape)}"
+            )
+        single = samples if samples.ndim == 3 else samples[None]
+        samples = {"": single[:, :, None]}
+    elif not isinstance(samples, Mapping) or not samples:
+        raise InputError(
+            f"{argument} must be a tensor or a non-empty dict of tensors, got {type(samples).__name__}"
+        )
+    for name, tensor in samples.items():
+        where = f"{argument}[{name!r}]" if name else argument
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            raise InputError(f"{where} must be a floating-point tensor")
+        if tensor.ndim != 4:
+            raise InputError(f"{where} must have shape [G, N, V, D], got {list(tensor.shape)}")
+        if 0 in tensor.shape:
+            raise InputError(
+                f"{where} is empty, shape {list(tensor.shape)}: every set needs at least one sample"
+            )
+    return dict(sorted(samples.items()))

@@ -1,0 +1,78 @@
+"""Two real processes, each with some of the groups, against one process with all of them."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import driftgen as dg
+
+SHAPES = {"map": (5, 8), "mean": (1, 8), "input": (1, 3), "deep": (2, 16)}
+GROUPS, SPLIT = 5, 2  # unequal on purpose
+
+
+class Collectives(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "c10d":
+            self.seen.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def batch(groups, reverse=False):
+    generator = torch.Generator().manual_seed(0)
+    gen, pos, neg = (
+        {k: torch.randn(GROUPS, n, *shape, generator=generator)[groups] for k, shape in SHAPES.items()}
+        for n in (6, 5, 3)
+    )
+    if reverse:  # the order of names must not matter between processes
+        gen = dict(reversed(gen.items()))
+    for t in gen.values():
+        t.requires_grad_()
+    return gen, pos, neg, torch.rand(GROUPS, 3, generator=generator)[groups]
+
+
+def run(groups, reverse, **options):
+    gen, pos, neg, weight = batch(groups, reverse)
+    with Collectives() as collectives:
+        out = dg.DriftingLoss(**options)(gen, pos, neg, negative_weight=weight)
+        out.loss.backward()
+    return {
+        "loss": out.loss.detach(),
+        "per_group": out.per_group.detach(),
+        "drift": out.drift,
+        "scale": out.scale,
+        "gradient": {k: t.grad for k, t in gen.items()},
+        "collectives": collectives.seen,
+    }
+
+
+def process(rank, folder, options):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    groups = slice(0, SPLIT) if rank == 0 else slice(SPLIT, None)
+    torch.save(run(groups, rank == 1, process_group=dist.group.WORLD, **options), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("options", [{}, {"convention": "paper", "normalization": "none", "chunk": 3}])
+def test_two_processes_are_one_batch(tmp_path, options):
+    mp.spawn(process, (str(tmp_path), options), nprocs=2)
+    parts = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    whole = run(slice(None), False, **options)
+    close = {"rtol": 1e-6, "atol": 1e-6}
+    for part in parts:
+        assert part["collectives"] == ["c10d::allreduce_"] * 2
+        torch.testing.assert_close(part["loss"], whole["loss"], **close)
+        for name in SHAPES:
+            torch.testing.assert_close(part["scale"][name], whole["scale"][name], **close)
+            torch.testing.assert_close(part["drift"][name], whole["drift"][name], **close)
+    torch.testing.assert_close(torch.cat([p["per_group"] for p in parts]), whole["per_group"], **close)
+    for name in SHAPES:
+        joined = torch.cat([p["gradient"][name] for p in parts])
+        torch.testing.assert_close(joined, whole["gradient"][name], **close)
+        assert joined.abs().max() > 1e-3
+    assert whole["collectives"] == []
