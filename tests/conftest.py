@@ -1,5 +1,13 @@
+import os
+
 import pytest
 import torch
+from hypothesis import settings
+
+# Explore freely at the desk; in CI the same examples every time.
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 
 def pytest_collection_modifyitems(items):

@@ -114,7 +114,7 @@ def test_equivariance(problem, names, seed):
 def test_a_sample_of_weight_zero_does_not_pull(problem, names):
     """With weight 0 a sample keeps its place in the denominators, but its direction leaves the field."""
     x, pos, neg, temperature = problem
-    width = x.shape[-1]
+    width, temperature = x.shape[-1], max(temperature, 1.0)  # so that no kernel underflows
     # Lift the last positive out of the others' plane: without weight, V may not leave that plane.
     x, pos, neg = (torch.nn.functional.pad(t, (0, 1)) for t in (x, torch.cat([pos, pos[-1:]]), neg))
     pos[-1, -1] = 2.0
