@@ -13,7 +13,7 @@ from torch import Tensor
 
 from driftgen.errors import InputError
 from driftgen.kernels import Kernel, get_kernel
-from driftgen.normalization import Normalization, get_normalization
+from driftgen.normalization import MASKED, Normalization, get_normalization
 
 __all__ = ["displacement", "drift_coefficients", "drift_field", "medoid", "mmd_field", "pairwise_distance"]
 
@@ -75,7 +75,7 @@ def drift_field(
         distance = pairwise_distance(x, y)
         logits = log_kernel(distance, temperature)
         if self_mask:
-            logits.diagonal(dim1=-2, dim2=-1).fill_(-math.inf)
+            logits.diagonal(dim1=-2, dim2=-1).fill_(MASKED)
         coefficients, log_factor = drift_coefficients(
             logits,
             negatives.shape[-2],
@@ -180,8 +180,16 @@ def drift_coefficients(
 
 
 def displacement(coefficients: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Σ_j C_ij (y_j − x_i). Give x and y relative to a point in their midst: the two sums cancel."""
-    return coefficients @ y - coefficients.sum(-1, keepdim=True) * x
+    """Σ_j C_ij (y_j − x_i), for C of shape ``[..., N, T]``, or ``[..., R, N, T]`` to give R fields at once.
+
+    Give x and y relative to a point in their midst: the two sums cancel.
+    """
+    if coefficients.ndim == y.ndim:
+        moved = coefficients @ y
+    else:
+        moved = (coefficients.flatten(-3, -2) @ y).unflatten(-2, coefficients.shape[-3:-1])
+        x = x.unsqueeze(-3)
+    return moved.addcmul_(coefficients.sum(-1, keepdim=True), x, value=-1)
 
 
 def check_temperature(argument: str, temperature: float) -> None:

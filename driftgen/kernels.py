@@ -27,14 +27,17 @@ def laplace(distance: Tensor, temperature: float) -> Tensor:
 
 def gaussian(distance: Tensor, temperature: float) -> Tensor:
     """log k = −‖x − y‖² / (2τ²)."""
-    return (distance / temperature).square().mul(-0.5)
+    return _ratio(distance, temperature).square().mul(-0.5)
 
 
 def inverse_multiquadric(distance: Tensor, temperature: float) -> Tensor:
     """log k = −½ log(1 + ‖x − y‖² / τ²), the heavy-tailed k = 1 / √(1 + ‖x − y‖² / τ²)."""
-    # Above 1e18 the square leaves float32; the kernel is 1e-18 there and the bound changes nothing that
-    # counts.
-    return torch.log1p((distance / temperature).clamp(max=1e18).square()).mul(-0.5)
+    return torch.log1p(_ratio(distance, temperature).square()).mul(-0.5)
+
+
+def _ratio(distance: Tensor, temperature: float) -> Tensor:
+    # Its square stays within float32; nothing that far away counts.
+    return (distance / temperature).clamp(max=1e18)
 
 
 KERNELS: dict[str, Kernel] = {

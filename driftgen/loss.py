@@ -74,10 +74,10 @@ class DriftingLoss(nn.Module):
         process_group: processes that share a batch, each holding some groups of it. Statistics, ``loss`` and
             gradients are those of the whole batch, at two collectives a call. Gradients then add up over
             processes: multiply by the number of processes where something (such as DDP) averages them.
-        chunk: most problems (group × vector) worked on at a time; by default as many as fit 128 MiB. Beyond
+        chunk: most problems (group × vector) worked on at a time; by default as many as fit 256 MiB. Beyond
             its inputs, its drift (the size of ``generated``) and small statistics, a call never holds more
-            than ``2 · chunk · (6·N·T + (R + 3)·N·D + 3·T·D)`` float32 numbers, T being all samples that a
-            generated one is compared with and R the number of temperatures. Problems beyond the first chunk
+            than ``2 · chunk · ((R + 5)·N·T + (R + 3)·N·D + 3·T·D)`` float32 numbers, T being all samples that
+            a generated one is compared with and R the number of temperatures. Problems beyond the first chunk
             are computed anew in each of the three passes instead of being kept.
     """
 
@@ -222,7 +222,10 @@ def _join_weights(groups: int, device: torch.device, *parts: tuple[str, Tensor |
         elif shape != [groups, samples]:
             raise InputError(f"{argument} has shape {shape}, expected [{groups}] or [{groups}, {samples}]")
         joined.append(weight.expand(groups, samples))
-    return torch.cat(joined, dim=1)
+    result = torch.cat(joined, dim=1)
+    if device.type == "cpu" and not (result.sum(dim=1) > 0).all():
+        raise InputError("generated_weight, positive_weight and negative_weight are all 0 in some group")
+    return result
 
 
 def _not_finite(*sets: dict[str, Tensor] | None) -> InputError:

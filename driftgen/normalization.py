@@ -17,6 +17,7 @@ from torch import Tensor
 from driftgen.errors import unknown_name
 
 __all__ = [
+    "MASKED",
     "NORMALIZATIONS",
     "Affinity",
     "Normalization",
@@ -26,6 +27,11 @@ __all__ = [
     "over_y",
     "sinkhorn",
 ]
+
+MASKED = torch.finfo(torch.float32).min
+"""The logit of a pair that does not exist. Finite: a column of nothing but masked pairs must not become
+NaN.
+"""
 
 SINKHORN_STEPS = 50
 SINKHORN_TOLERANCE = 1e-3
@@ -44,22 +50,22 @@ Normalization = Callable[[Tensor, Tensor | None], Affinity]
 
 def both(logits: Tensor, log_weight: Tensor | None = None) -> Affinity:
     """A = √(softmax_y · softmax_x), the geometric mean of both softmaxes (Algorithm 2)."""
-    over_y, over_x = _log_sum(logits, -1, log_weight), _log_sum(logits, -2)
-    return Affinity((logits - (over_y + over_x).mul_(0.5)).exp_())
+    # Two roots, not the root of the product: that would underflow where A itself does not.
+    return Affinity(_softmax_y(logits, log_weight).sqrt_().mul_(logits.softmax(dim=-2).sqrt_()))
 
 
 def over_y(logits: Tensor, log_weight: Tensor | None = None) -> Affinity:
-    """A = softmax over the y samples, k / Z with Z = Σ_y k (Eq. "Z"; row "softmax over y" of the paper's
+    """A = softmax over the y samples, k / Z with Z = Σ_y k (Eq. "Z"; "softmax over y" in the paper's
     ablation).
     """
-    return Affinity((logits - _log_sum(logits, -1, log_weight)).exp_())
+    return Affinity(_softmax_y(logits, log_weight))
 
 
 def none(logits: Tensor, log_weight: Tensor | None = None) -> Affinity:
     """A = k, so Z = 1. The largest k of each problem is kept apart: at low temperatures k·k leaves
     float32.
     """
-    largest = _finite(logits.amax(dim=(-2, -1), keepdim=True))
+    largest = logits.amax(dim=(-2, -1), keepdim=True)
     return Affinity((logits - largest).exp_(), largest)
 
 
@@ -103,12 +109,15 @@ def get_normalization(normalization: str | Normalization) -> Normalization:
     return NORMALIZATIONS[normalization]
 
 
+def _softmax_y(logits: Tensor, log_weight: Tensor | None) -> Tensor:
+    """k / Σ_y w·k for each x."""
+    if log_weight is None:
+        return logits.softmax(dim=-1)
+    return (logits - _log_sum(logits, -1, log_weight)).exp_()
+
+
 def _log_sum(logits: Tensor, dim: int, log_weight: Tensor | None = None) -> Tensor:
     if log_weight is not None:
         logits = logits + log_weight
-    return _finite(torch.logsumexp(logits, dim=dim, keepdim=True))
-
-
-def _finite(log_sum: Tensor) -> Tensor:
-    # Where everything is masked the sum is log 0; a finite stand-in keeps -inf - (-inf) from becoming NaN.
-    return log_sum.clamp_(min=-1e30)
+    # The bound keeps a column of masked pairs masked: MASKED minus the sum stays far below any logit.
+    return torch.logsumexp(logits, dim=dim, keepdim=True).clamp_(min=-1e30)

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from driftgen.field import displacement, drift_coefficients, medoid, pairwise_distance
 from driftgen.kernels import Kernel
-from driftgen.normalization import Normalization
+from driftgen.normalization import MASKED, Normalization
 from driftgen.problems import Bucket, Chunk
 
 __all__ = ["PAPER_GUARDS", "RELEASE_GUARDS", "Drift", "Guards", "Passes", "Settings"]
 
-# What one chunk may take when the caller sets no bound: 2^25 float32 numbers, 128 MiB.
-CHUNK_NUMBERS = 2**25
+# What one chunk may take when the caller sets no bound: 2^26 float32 numbers, 256 MiB.
+CHUNK_NUMBERS = 2**26
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Passes:
     def numbers_per_problem(self, width: int) -> int:
         """Most float32 numbers alive for one problem: pairwise matrices, drifts, samples."""
         n, t, r = self.n, self.t, len(self.settings.temperatures)
-        return 6 * n * t + (r + 3) * n * width + 3 * t * width
+        return (r + 5) * n * t + (r + 3) * n * width + 3 * t * width
 
     def measure_scale(self) -> Tensor:
         """First pass and collective: the mean distance of each feature, E_x E_y ‖φ(x) − φ(y)‖, weighted over
@@ -165,8 +165,7 @@ class Passes:
         products = torch.zeros(len(self.vectors), r, r, dtype=self.exact, device=self.device)
         for work in self.work:
             drifts, log_factor = self._drifts(work)
-            flat = drifts.flatten(3)
-            product = (flat @ flat.mT).to(self.exact)
+            product = _products(drifts).to(self.exact)
             if log_factor is not None:
                 log_factor = log_factor.to(self.exact)
                 product *= (log_factor[..., :, None] + log_factor[..., None, :]).exp()
@@ -240,13 +239,13 @@ class Passes:
         if not masked:
             distance.diagonal(dim1=-2, dim2=-1).add_(s.guards.self_distance)
         weight = None if self.weight is None else self.weight[work.chunk.g0 : work.chunk.g1, None, None]
-        drifts = y.new_empty(*y.shape[:2], len(s.temperatures), *x.shape[2:])
+        coefficients = distance.new_empty(*distance.shape[:2], len(s.temperatures), *distance.shape[2:])
         log_factors = []
         for r, temperature in enumerate(s.temperatures):
             logits = s.kernel(distance, temperature)
             if masked:
-                logits.diagonal(dim1=-2, dim2=-1).fill_(-math.inf)
-            coefficients, log_factor = drift_coefficients(
+                logits.diagonal(dim1=-2, dim2=-1).fill_(MASKED)
+            coefficients[:, :, r], log_factor = drift_coefficients(
                 logits,
                 self.negatives,
                 s.normalization,
@@ -256,10 +255,10 @@ class Passes:
                 attraction=s.attraction,
                 repulsion=s.repulsion,
             )
-            del logits
-            drifts[:, :, r] = displacement(coefficients, x, y)
             if log_factor is not None:
                 log_factors.append(2 * log_factor[..., 0, 0])
+        del logits, distance
+        drifts = displacement(coefficients, x, y)
         result = drifts, torch.stack(log_factors, dim=-1) if log_factors else None
         if work.keep:
             work.drifts = result
@@ -268,11 +267,14 @@ class Passes:
     def _combined(self, work: _Work) -> Tensor:
         drifts, log_factor = self._drifts(work)
         work.drifts = None
-        factor = self.inverse_norm[work.feature].expand(*drifts.shape[:3])
+        factor = self.inverse_norm[work.feature]
         if log_factor is not None:
             factor = factor * log_factor.to(self.exact).exp()
-        drift = factor.float()[..., None, :] @ drifts.flatten(3)
-        return drift.view(*drifts.shape[:2], *drifts.shape[3:])
+        factor = factor.float()[..., None, None]
+        drift = drifts[:, :, 0] * factor[..., 0, :, :]
+        for r in range(1, drifts.shape[2]):
+            drift.addcmul_(drifts[:, :, r], factor[..., r, :, :])
+        return drift
 
     def _reduce(self, sums: Tensor) -> None:
         if self.settings.process_group is not None:
@@ -281,6 +283,21 @@ class Passes:
 
 def _others(bucket: Bucket) -> list[list[Tensor]]:
     return [bucket.positives] if bucket.negatives is None else [bucket.negatives, bucket.positives]
+
+
+def _products(drifts: Tensor) -> Tensor:
+    """⟨V_τ, V_τ'⟩ of each problem, ``[g, v, R, N, D]`` to ``[g, v, R, R]``."""
+    if drifts.device.type != "cpu":
+        flat = drifts.flatten(3)
+        return flat @ flat.mT
+    # On a CPU a batched product of so few rows is one slow call per problem.
+    r = drifts.shape[2]
+    products = drifts.new_empty(*drifts.shape[:2], r, r)
+    for i in range(r):
+        for j in range(i, r):
+            product = (drifts[:, :, i] * drifts[:, :, j]).sum((-2, -1))
+            products[..., i, j] = products[..., j, i] = product
+    return products
 
 
 def _guard(value: Tensor, least: float, or_else: float = 1.0) -> Tensor:
