@@ -129,24 +129,28 @@ def main() -> None:
     for leaf in leaves:
         leaf.requires_grad_()
 
-    def ours() -> Tensor:
-        loss = dg.DriftingLoss(TEMPERATURES)(generated, positives, negatives).loss
-        torch.autograd.grad(loss, leaves)
-        return loss.detach()
+    def step(loss: Callable[..., Tensor]) -> Callable[[], Tensor]:
+        def run() -> Tensor:
+            value = loss(generated, positives, negatives)
+            torch.autograd.grad(value, leaves)
+            return value.detach()
 
-    def literal() -> Tensor:
-        loss = plain(generated, positives, negatives)
-        torch.autograd.grad(loss, leaves)
-        return loss.detach()
+        return run
+
+    def ours(chunk: int | None) -> Callable[..., Tensor]:
+        return lambda *sets: dg.DriftingLoss(TEMPERATURES, chunk=chunk)(*sets).loss
 
     rows = {
-        "plain, one call per feature and temperature": measure(literal, args.repeats, args.device),
-        "driftgen.DriftingLoss": measure(ours, args.repeats, args.device),
+        name: measure(step(loss), args.repeats, args.device)
+        for name, loss in {
+            "plain, one call per feature and temperature": plain,
+            "driftgen.DriftingLoss": ours(None),
+            "driftgen.DriftingLoss, chunk=512": ours(512),
+        }.items()
     }
     first = next(iter(rows.values()))
-    table = Table(
-        title=f"{len(sizes)} features, {sum(v for v, _ in sizes.values())} vectors a sample, forward + gradient"
-    )
+    vectors = sum(v for v, _ in sizes.values())
+    table = Table(title=f"{len(sizes)} features, {vectors} vectors a sample, forward + gradient")
     for column in ("implementation", "seconds", "speed", "peak MiB", "memory", "loss"):
         table.add_column(column, justify="left" if column == "implementation" else "right")
     for name, row in rows.items():

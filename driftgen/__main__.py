@@ -1,0 +1,3 @@
+from driftgen.cli import main
+
+main()

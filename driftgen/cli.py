@@ -1,0 +1,170 @@
+"""The ``driftgen`` command: one thin verb each, no logic."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import driftgen
+from driftgen.errors import InputError, unknown_name
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Drifting Models: generators that turn noise into a sample in one network call.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> None:
+    if version:
+        print(f"driftgen {driftgen.__version__}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+    else:
+        return
+    raise typer.Exit
+
+
+@app.command()
+def toy(
+    distribution: Annotated[
+        str,
+        typer.Argument(
+            help="bimodal, eight-gaussians, swiss-roll, checkerboard, two-moons, "
+            "or a .npy file of points \\[n, 2].",
+            show_default=False,
+        ),
+    ],
+    init: Annotated[str, typer.Option(help="Where q starts: between, far, collapsed.")] = "between",
+    generator: Annotated[
+        bool, typer.Option("--generator/--points", help="Train an MLP, or move bare points by the field.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("runs/toy"),
+    steps: Annotated[int | None, typer.Option(help="Steps (150 for points, 800 for an MLP).")] = None,
+    samples: Annotated[int | None, typer.Option(help="Generated at a time (512, or 256 for an MLP).")] = None,
+    positives: Annotated[int, typer.Option(help="Data points drawn each step.")] = 512,
+    temperature: Annotated[float | None, typer.Option(help="Kernel temperature; by distribution.")] = None,
+    kernel: Annotated[str, typer.Option(help="laplace, gaussian, inverse_multiquadric.")] = "laplace",
+    normalization: Annotated[str, typer.Option(help="both, y, none, sinkhorn.")] = "both",
+    attraction: Annotated[float, typer.Option(help="Factor of the attraction V+.")] = 1.0,
+    repulsion: Annotated[float, typer.Option(help="Factor of the repulsion V-.")] = 1.0,
+    learning_rate: Annotated[float, typer.Option(help="Adam's, for an MLP.")] = 4e-3,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    study: Annotated[
+        str | None,
+        typer.Option(help="antisymmetry: repeat with attraction and repulsion out of balance, and compare."),
+    ] = None,
+) -> None:
+    """Let a 2-D distribution drift; writes evolution.png, evolution.gif and metrics.json."""
+    from driftgen.data.toy import get_toy
+    from driftgen.progress import drawing, track
+    from driftgen.report.demo import metric_rows
+    from driftgen.report.toy import make_folder, study_table, write_evolution, write_study
+    from driftgen.training.toy import ANTISYMMETRY, ToyConfig, antisymmetry_study, evolve
+
+    config = ToyConfig(
+        init=init,
+        generator=generator,
+        steps=steps,
+        samples=samples,
+        positives=positives,
+        temperature=temperature,
+        kernel=kernel,
+        normalization=normalization,
+        attraction=attraction,
+        repulsion=repulsion,
+        learning_rate=learning_rate,
+        seed=seed,
+    )
+    if study not in (None, "antisymmetry"):
+        raise unknown_name("study", study, ["antisymmetry"])
+    target = get_toy(distribution)
+    make_folder(out)
+    console = Console()
+    if study:
+        with track("anti-symmetry", len(ANTISYMMETRY) * config.total_steps, "drift") as on_step:
+            runs = antisymmetry_study(target, config, on_step)
+        with drawing():
+            written = write_study(runs, out, _command())
+        print(study_table(runs))
+    else:
+        with track(f"{target.name} {config.init}", config.total_steps, "drift") as on_step:
+            evolution = evolve(target, config, on_step)
+        with drawing():
+            written = write_evolution(evolution, out, _command())
+        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+        for name, value in metric_rows(evolution.metrics).items():
+            table.add_row(name, value)
+        console.print(table)
+    for path in written:
+        print(path)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
+) -> None:
+    """Three beginnings and one generator on a single page, report.html."""
+    from driftgen.report.demo import run_demo
+
+    print(run_demo(out, seed))
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine has: Python, torch, devices, optional extras and how to get each."""
+    from driftgen.doctor import examine
+
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    marks = {True: "[green]ok[/]", False: "[red]!![/]", None: "[dim]--[/]"}
+    for finding in examine():
+        advice = f"\n[dim]{escape(finding.advice)}[/]" if finding.advice else ""
+        table.add_row(marks[finding.ok], escape(finding.name), escape(finding.value) + advice)
+    Console().print(table)
+
+
+def main() -> None:
+    """Runs the command. Wrong input ends in one line and exit code 2."""
+    try:
+        code: Any = app(standalone_mode=False)
+    except InputError as error:
+        code = _fail(str(error))
+    except KeyboardInterrupt:
+        code = 130
+    except OSError as error:
+        code = _fail(f"{error.strerror or error}: {error.filename}" if error.filename else str(error))
+    except Exception as error:
+        # Usage errors come as different classes in different versions of the command library, all with this
+        # method.
+        message = getattr(error, "format_message", None)
+        if message is None:
+            raise
+        code = _fail(f"{message()} Try 'driftgen --help'.")
+    if code == 130:
+        print("driftgen: stopped", file=sys.stderr)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str) -> int:
+    print(f"driftgen: error: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
+def _command() -> str:
+    return shlex.join(["driftgen", *sys.argv[1:]])

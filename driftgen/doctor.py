@@ -1,0 +1,92 @@
+"""What this machine has: Python, torch, devices, and the optional extras."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import sys
+from dataclasses import dataclass
+
+import torch
+
+import driftgen
+
+__all__ = ["EXTRAS", "Extra", "Finding", "examine"]
+
+
+@dataclass(frozen=True)
+class Extra:
+    """An optional extra: the modules that it brings, and what they are for."""
+
+    modules: tuple[str, ...]
+    purpose: str
+
+
+EXTRAS = {
+    "latent": Extra(("diffusers",), "tokenizers: SD-VAE and tiny autoencoders"),
+    "encoders": Extra(("transformers",), "pretrained feature encoders"),
+    "eval": Extra(("torchmetrics",), "FID, KID, Inception score"),
+    "policy": Extra(("gymnasium", "gym_pusht", "zarr", "h5py"), "robot policies"),
+    "studio": Extra(("gradio",), "the web page"),
+    "onnx": Extra(("onnx", "onnxruntime"), "export"),
+    "tracking": Extra(("tensorboard", "wandb"), "experiment tracking"),
+    "dev": Extra(("pytest", "hypothesis", "mypy", "ruff"), "tests and checks"),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the examination. ``ok`` is None for what is merely absent."""
+
+    name: str
+    value: str
+    ok: bool | None
+    advice: str = ""
+
+
+def examine() -> list[Finding]:
+    """Looks at the machine; never imports an extra."""
+    old = sys.version_info < (3, 11)
+    findings = [
+        Finding("driftgen", driftgen.__version__, True),
+        Finding("Python", platform.python_version(), not old, "3.11 or newer is needed" if old else ""),
+        Finding("torch", torch.__version__, True),
+        Finding("CPU", f"{platform.machine()}, {torch.get_num_threads()} threads", True),
+        *_accelerators(),
+    ]
+    for name, extra in EXTRAS.items():
+        missing = [m for m in extra.modules if importlib.util.find_spec(m) is None]
+        if missing:
+            advice = f"in the checkout: pip install -c constraints.txt -e '.[{name}]'"
+            findings.append(Finding(f"[{name}]", f"{extra.purpose}: no {', '.join(missing)}", None, advice))
+        else:
+            versions = ", ".join(f"{m} {_version(m)}" for m in extra.modules)
+            findings.append(Finding(f"[{name}]", f"{extra.purpose}: {versions}", True))
+    return findings
+
+
+def _accelerators() -> list[Finding]:
+    found = [
+        Finding(f"GPU {i}", f"{p.name}, {p.total_memory / 2**30:.0f} GiB, compute {p.major}.{p.minor}", True)
+        for i, p in enumerate(map(torch.cuda.get_device_properties, range(torch.cuda.device_count())))
+    ]
+    if torch.backends.mps.is_available():
+        found.append(Finding("GPU", "Apple (mps)", True))
+    if found:
+        return found
+    if torch.version.cuda is None:
+        return [
+            Finding(
+                "GPU", "none: this torch is a CPU build", None, "for NVIDIA, install a CUDA build of torch"
+            )
+        ]
+    return [
+        Finding(
+            "GPU", f"none found by torch (CUDA {torch.version.cuda})", None, "check the driver: nvidia-smi"
+        )
+    ]
+
+
+def _version(module: str) -> str:
+    return importlib.metadata.version(module.replace("_", "-"))

@@ -1,0 +1,5 @@
+"""f: what turns noise into samples, in one call."""
+
+from driftgen.generators.mlp import MLP
+
+__all__ = ["MLP"]

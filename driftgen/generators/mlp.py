@@ -1,0 +1,73 @@
+"""A small multilayer perceptron, the generator of the paper's 2-D toys."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from driftgen.errors import InputError
+
+__all__ = ["MLP"]
+
+
+class MLP(nn.Module):
+    """x = f(ε): maps Gaussian noise ``[n, noise_dim]`` to samples ``[n, data_dim]`` in one call.
+
+    Args:
+        noise_dim: width C of the noise ε.
+        data_dim: width D of a sample.
+        hidden: width of the hidden layers.
+        depth: number of hidden layers.
+    """
+
+    def __init__(self, noise_dim: int = 32, data_dim: int = 2, hidden: int = 256, depth: int = 3) -> None:
+        super().__init__()
+        sizes = {"noise_dim": noise_dim, "data_dim": data_dim, "hidden": hidden, "depth": depth}
+        for argument, size in sizes.items():
+            if size < 1:
+                raise InputError(f"{argument}={size} must be at least 1")
+        self.noise_dim, self.data_dim = noise_dim, data_dim
+        layers: list[nn.Module] = []
+        width = noise_dim
+        for _ in range(depth):
+            layers += [nn.Linear(width, hidden), nn.SiLU()]
+            width = hidden
+        self.layers = nn.Sequential(*layers, nn.Linear(width, data_dim))
+        for layer in self.layers:
+            if isinstance(layer, nn.Linear):
+                # Keeps the variance through SiLU. PyTorch's smaller default starts almost linear, and a map
+                # that is almost linear is slow to tear one blob of noise into several modes.
+                nn.init.normal_(layer.weight, std=1.7 / math.sqrt(layer.in_features))
+                nn.init.zeros_(layer.bias)
+
+    def forward(self, noise: Tensor) -> Tensor:
+        """f(ε)."""
+        if noise.shape[-1] != self.noise_dim:
+            raise InputError(f"noise has width {noise.shape[-1]}, expected noise_dim={self.noise_dim}")
+        result: Tensor = self.layers(noise)
+        return result
+
+    def sample_noise(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        """ε ~ N(0, I), ``[n, noise_dim]``, on the device of the weights.
+
+        Drawn on the CPU, so that a seed gives the same samples everywhere.
+        """
+        weight = next(self.parameters())
+        return torch.randn(n, self.noise_dim, generator=generator).to(weight)
+
+    @torch.no_grad()
+    def place(self, centre: Tensor, spread: float, generator: torch.Generator | None = None) -> None:
+        """Rescales the last layer so that samples start around ``centre`` with standard deviation ``spread``.
+
+        Identical samples do not repel each other, so a generator must not start as a point.
+        """
+        if spread <= 0:
+            raise InputError(f"spread={spread} must be positive")
+        samples = self(self.sample_noise(1024, generator))
+        last = self.layers[-1]
+        assert isinstance(last, nn.Linear)
+        factor = spread / samples.std(dim=0)
+        last.weight *= factor[:, None]
+        last.bias.copy_(centre + (last.bias - samples.mean(dim=0)) * factor)

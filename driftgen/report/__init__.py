@@ -1,0 +1,1 @@
+"""Figures, animations and the HTML report."""

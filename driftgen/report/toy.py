@@ -1,0 +1,105 @@
+"""Files that a toy run leaves: figures, animation, metrics, tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import driftgen
+from driftgen.errors import InputError
+from driftgen.report.figures import draw_comparison, draw_evolution, write_animation
+from driftgen.training.toy import Evolution, ToyConfig
+
+__all__ = ["make_folder", "provenance", "title_of", "write_evolution", "write_study"]
+
+INIT_WORDS = {
+    "between": "starting in the middle",
+    "far": "starting far away",
+    "collapsed": "starting collapsed on one spot",
+}
+
+
+def make_folder(path: Path) -> Path:
+    """The folder, made if need be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"cannot write to {path}: {error.strerror}; choose another folder with --out"
+        ) from None
+    if not os.access(path, os.W_OK):
+        raise InputError(f"cannot write to {path}: no permission; choose another folder with --out")
+    return path
+
+
+def provenance(command: str) -> dict[str, str]:
+    """Where a number comes from: the command, the versions, the machine."""
+    return {
+        "command": command,
+        "driftgen": driftgen.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "hardware": f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
+    }
+
+
+def title_of(name: str, config: ToyConfig) -> str:
+    """A heading such as "swiss-roll: a generator, starting in the middle"."""
+    return f"{name}: {'a generator' if config.generator else 'points'}, {INIT_WORDS[config.init]}"
+
+
+def write_evolution(evolution: Evolution, out: Path, command: str) -> list[Path]:
+    """``evolution.png``, ``evolution.gif`` and ``metrics.json`` in ``out``."""
+    make_folder(out)
+    title = title_of(evolution.metrics["distribution"], evolution.config)
+    picture, animation, metrics = (out / f for f in ("evolution.png", "evolution.gif", "metrics.json"))
+    draw_evolution(evolution, picture, title)
+    write_animation(evolution, animation, title)
+    _write_json(metrics, provenance(command) | evolution.metrics)
+    return [picture, animation, metrics]
+
+
+def write_study(runs: dict[str, Evolution], out: Path, command: str) -> list[Path]:
+    """``comparison.png``, ``table.md`` and ``metrics.json`` of the anti-symmetry study in ``out``."""
+    make_folder(out)
+    first = next(iter(runs.values()))
+    picture, table, metrics = (out / f for f in ("comparison.png", "table.md", "metrics.json"))
+    draw_comparison(
+        runs, picture, f"{first.metrics['distribution']}: what breaking the anti-symmetry of V does"
+    )
+    _write_text(table, study_table(runs))
+    record = provenance(command) | {"runs": {name: run.metrics for name, run in runs.items()}}
+    _write_json(metrics, record)
+    return [picture, table, metrics]
+
+
+def study_table(runs: dict[str, Evolution]) -> str:
+    """The study as a Markdown table, rows in the paper's order."""
+    lines = [
+        "| case | drifting field V | energy distance | spread (data 1) |",
+        "|---|---|---:|---:|",
+    ]
+    for name, run in runs.items():
+        c, m = run.config, run.metrics
+        plus = "V⁺" if c.attraction == 1 else f"{c.attraction:g}V⁺"
+        minus = "" if c.repulsion == 0 else " − V⁻" if c.repulsion == 1 else f" − {c.repulsion:g}V⁻"
+        lines.append(f"| {name} | {plus}{minus} | {m['energy_distance']:.4f} | {m['spread']:.2f} |")
+    itself = next(iter(runs.values())).metrics["energy_distance_of_data_to_itself"]
+    lines += ["", f"Fresh data against fresh data: energy distance {itself:.4f}."]
+    return "\n".join(lines) + "\n"
+
+
+def _write_json(path: Path, record: dict[str, Any]) -> None:
+    _write_text(path, json.dumps(record, indent=1) + "\n")
+
+
+def _write_text(path: Path, text: str) -> None:
+    # Beside, then renamed: a run that is stopped leaves the old file or the new one, never half of one.
+    scratch = path.with_name(path.name + ".partial")
+    scratch.write_text(text, encoding="utf-8")
+    scratch.replace(path)
