@@ -118,7 +118,7 @@ def toy(
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
 ) -> None:
     """Three beginnings and one generator on a single page, report.html."""
     from driftgen.report.demo import run_demo
@@ -155,7 +155,7 @@ def main() -> None:
         message = getattr(error, "format_message", None)
         if message is None:
             raise
-        code = _fail(f"{message()} Try 'driftgen --help'.")
+        code = _fail(f"{message().rstrip('.')}; see 'driftgen --help'")
     if code == 130:
         print("driftgen: stopped", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)

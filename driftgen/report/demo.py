@@ -35,9 +35,9 @@ network gives these samples.</p>"""
 
 def run_demo(out: Path, seed: int = 0) -> Path:
     """Runs everything and writes ``report.html`` into ``out``; gives its path."""
-    make_folder(out)
     runs = [("bimodal", ToyConfig(init=init, seed=seed), TEXTS[init]) for init in INITS]
     runs.append(("swiss-roll", ToyConfig(generator=True, steps=2000, seed=seed), GENERATOR_TEXT))
+    make_folder(out)
     sections = []
     for name, config, text in runs:
         title = title_of(name, config)

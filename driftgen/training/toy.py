@@ -214,6 +214,7 @@ def _metrics(
     metrics: dict[str, Any] = {
         "distribution": toy.name,
         "config": asdict(config),
+        "evaluator": f"unbiased energy distance to {JUDGED} fresh points; drift by {2 * JUDGED} fresh points",
         "energy_distance": energy_distance(x, fresh),
         "energy_distance_at_start": energy_distance(first[0], fresh),
         "energy_distance_of_data_to_itself": energy_distance(again, fresh),
