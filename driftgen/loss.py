@@ -74,11 +74,11 @@ class DriftingLoss(nn.Module):
         process_group: processes that share a batch, each holding some groups of it. Statistics, ``loss`` and
             gradients are those of the whole batch, at two collectives a call. Gradients then add up over
             processes: multiply by the number of processes where something (such as DDP) averages them.
-        chunk: most problems (group × vector) worked on at a time; by default as many as fit 256 MiB. Beyond
-            its inputs, its drift (the size of ``generated``) and small statistics, a call never holds more
-            than ``2 · chunk · ((R + 5)·N·T + (R + 3)·N·D + 3·T·D)`` float32 numbers, T being all samples that
-            a generated one is compared with and R the number of temperatures. Problems beyond the first chunk
-            are computed anew in each of the three passes instead of being kept.
+        chunk: most problems (group × vector) worked on at a time; by default as many as fit 256 MiB (2 GiB on
+            a GPU). Beyond its inputs, its drift (the size of ``generated``) and small statistics, a call
+            never holds more than ``2 · chunk · ((R + 5)·N·T + (R + 3)·N·D + 5·T·D)`` float32 numbers, T being
+            all samples that a generated one is compared with and R the number of temperatures. Problems
+            beyond the first chunk are computed anew in each of the three passes instead of being kept.
     """
 
     def __init__(

@@ -82,8 +82,9 @@ def sinkhorn(
     sums agree to ``tolerance`` (relative), each by itself, so that a result does not depend on what else is
     in the batch.
     """
-    columns = float(logits.shape[-1]) if log_weight is None else log_weight.exp().sum(-1, keepdim=True)
-    log_column_sum = math.log(logits.shape[-2]) - torch.as_tensor(columns, device=logits.device).log()
+    log_column_sum: float | Tensor = math.log(logits.shape[-2] / logits.shape[-1])
+    if log_weight is not None:
+        log_column_sum = math.log(logits.shape[-2]) - log_weight.logsumexp(dim=-1, keepdim=True)
     g = torch.zeros_like(logits[..., :1, :])
     rests = torch.zeros_like(logits[..., :1, :1], dtype=torch.bool)
     for _ in range(steps):

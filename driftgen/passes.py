@@ -18,8 +18,9 @@ from driftgen.problems import Bucket, Chunk
 
 __all__ = ["PAPER_GUARDS", "RELEASE_GUARDS", "Drift", "Guards", "Passes", "Settings"]
 
-# What one chunk may take when the caller sets no bound: 2^26 float32 numbers, 256 MiB.
-CHUNK_NUMBERS = 2**26
+# float32 numbers that one chunk may take when the caller sets no bound: 256 MiB, or 2 GiB where launches are
+# dear.
+CHUNK_NUMBERS = {"cpu": 2**26, "cuda": 2**29}
 
 
 @dataclass(frozen=True)
@@ -113,14 +114,15 @@ class Passes:
         # Sums over a whole batch keep their digits in float64, where the device has it.
         self.exact = torch.float32 if self.device.type == "mps" else torch.float64
         shapes = {f: (v, b.width) for b in self.buckets for f, v in zip(b.features, b.vectors, strict=True)}
-        table = torch.tensor([shapes[f] for f in range(len(shapes))], dtype=self.exact, device=self.device)
-        self.vectors, self.widths = table.unbind(1)
+        table = torch.tensor([shapes[f] for f in range(len(shapes))], dtype=self.exact)
+        self.vectors, self.widths = table.to(self.device, non_blocking=True).unbind(1)
         self.work = list(self._cut())
 
     def _cut(self) -> Iterator[_Work]:
         kept = 0.0
         for position, bucket in enumerate(self.buckets):
-            limit = self.settings.chunk or max(1, CHUNK_NUMBERS // self.numbers_per_problem(bucket.width))
+            numbers = CHUNK_NUMBERS.get(self.device.type, 2**26)
+            limit = self.settings.chunk or max(1, numbers // self.numbers_per_problem(bucket.width))
             feature = bucket.feature_of_vector(self.device)
             for chunk in bucket.chunks(limit):
                 kept += chunk.problems / limit
@@ -129,7 +131,7 @@ class Passes:
     def numbers_per_problem(self, width: int) -> int:
         """Most float32 numbers alive for one problem: pairwise matrices, drifts, samples."""
         n, t, r = self.n, self.t, len(self.settings.temperatures)
-        return (r + 5) * n * t + (r + 3) * n * width + 3 * t * width
+        return (r + 5) * n * t + (r + 3) * n * width + 5 * t * width
 
     def measure_scale(self) -> Tensor:
         """First pass and collective: the mean distance of each feature, E_x E_y ‖φ(x) − φ(y)‖, weighted over
@@ -144,7 +146,7 @@ class Passes:
             sums.index_add_(0, work.feature, distance.sum(-1).to(self.exact).sum(0))
         pairs = self.groups * self.t if self.weight is None else self.weight.to(self.exact).sum()
         sums[features:-1] = self.n * self.vectors * pairs
-        sums[-1] = self.groups
+        sums[-1:].fill_(self.groups)
         self._reduce(sums)
         self.all_groups = sums[-1]
         scale = sums[:features] / sums[features:-1].clamp(min=torch.finfo(self.exact).tiny)

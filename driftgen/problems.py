@@ -65,7 +65,7 @@ class Bucket:
     def feature_of_vector(self, device: torch.device) -> Tensor:
         """The position in the call of the feature that each vector belongs to."""
         index = [f for f, v in zip(self.features, self.vectors, strict=True) for _ in range(v)]
-        return torch.tensor(index, device=device)
+        return torch.tensor(index).to(device, non_blocking=True)
 
     def chunks(self, limit: int) -> Iterator[Chunk]:
         """Cuts into chunks of at most ``limit`` problems (at least one)."""

@@ -272,7 +272,7 @@ def test_memory_stays_flat_and_within_the_documented_bound():
         with Meter() as meter:
             dg.DriftingLoss(chunk=chunk)(gen, pos, neg)
         t = n + p + m
-        return meter.peak, 4 * 2 * chunk * (8 * n * t + 6 * n * width + 3 * t * width)
+        return meter.peak, 4 * 2 * chunk * (8 * n * t + 6 * n * width + 5 * t * width)
 
     few, bound = peak(16, chunk=16)
     many, _ = peak(256, chunk=16)
