@@ -10,7 +10,7 @@ data, net = get_toy("two-moons"), dg.generators.MLP(noise_dim=32, data_dim=2)
 loss = dg.DriftingLoss(temperatures=(0.1, 0.2, 0.5))
 optimizer = torch.optim.Adam(net.parameters(), lr=2e-3, betas=(0.9, 0.95))
 for step in range(1000):
-    out = loss(net(torch.randn(256, 32)), data.sample(256, None))  # generated samples are their own negatives
+    out = loss(net(torch.randn(256, 32)), data.sample(256))  # generated samples are their own negatives
     optimizer.zero_grad()
     out.loss.backward()  # flat by design, since drifts are normalised ...
     optimizer.step()

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,7 +16,11 @@ from driftgen.errors import InputError, unknown_name
 
 __all__ = ["DISTRIBUTIONS", "Toy", "from_points", "get_toy", "load_points"]
 
-Sampler = Callable[[int, torch.Generator | None], Tensor]
+
+class Sampler(Protocol):
+    """Draws n points."""
+
+    def __call__(self, n: int, generator: torch.Generator | None = None) -> Tensor: ...
 
 
 @dataclass(frozen=True)
