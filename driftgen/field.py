@@ -62,7 +62,7 @@ def drift_field(
     check_temperature("temperature", temperature)
     x, positives = check_samples("x", x), check_samples("positives", positives)
     negatives = x if negatives is None else check_samples("negatives", negatives)
-    _check_widths(x, positives, negatives)
+    _check_agreement(x, positives, negatives)
     if self_mask and negatives.shape[-2] < x.shape[-2]:
         raise InputError(
             f"self_mask=True says that the first {x.shape[-2]} negatives are x itself, "
@@ -107,7 +107,7 @@ def mmd_field(
     check_temperature("temperature", temperature)
     x, positives = check_samples("x", x), check_samples("positives", positives)
     negatives = x if negatives is None else check_samples("negatives", negatives)
-    _check_widths(x, positives, negatives)
+    _check_agreement(x, positives, negatives)
     if kernel not in ("gaussian", "laplace"):
         raise InputError(f"kernel={kernel!r} has no MMD field here: choose from gaussian, laplace")
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
@@ -222,8 +222,10 @@ def check_samples(argument: str, samples: Tensor) -> Tensor:
     return samples.detach().to(torch.promote_types(samples.dtype, torch.float32))
 
 
-def _check_widths(x: Tensor, positives: Tensor, negatives: Tensor) -> None:
+def _check_agreement(x: Tensor, positives: Tensor, negatives: Tensor) -> None:
     for argument, samples in (("positives", positives), ("negatives", negatives)):
+        if samples.device != x.device:
+            raise InputError(f"{argument} is on {samples.device}, but x is on {x.device}")
         if samples.shape[-1] != x.shape[-1]:
             raise InputError(f"{argument} has width {samples.shape[-1]}, but x has width {x.shape[-1]}")
 

@@ -77,8 +77,8 @@ class DriftingLoss(nn.Module):
         chunk: most problems (group × vector) worked on at a time; by default as many as fit 256 MiB (2 GiB on
             a GPU). Beyond its inputs, its drift (the size of ``generated``) and small statistics, a call
             never holds more than ``2 · chunk · ((R + 5)·N·T + (R + 3)·N·D + 5·T·D)`` float32 numbers, T being
-            all samples that a generated one is compared with and R the number of temperatures. Problems
-            beyond the first chunk are computed anew in each of the three passes instead of being kept.
+            all samples that a generated one is compared with and R the number of temperatures. Problems for
+            which that leaves no room are computed anew in each of the three passes instead of being kept.
     """
 
     def __init__(

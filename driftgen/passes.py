@@ -66,26 +66,25 @@ class Drift:
     loss scaler can lift them.
     """
 
-    bucket: Bucket
     values: Tensor
     mantissa: Tensor
     factor: Tensor
+    features: list[tuple[int, torch.dtype]]  # vectors and type of each
 
     def gradients(self, upstream: Tensor) -> list[Tensor]:
-        """The gradient to each generated feature, given ``[G]``, that of each group's loss (times all
-        groups).
+        """The gradient to each generated feature, given that of the mean over all groups, one for each
+        group.
         """
         gradient = self.values * (upstream[:, None] * self.factor)[:, None, :, None]
-        parts = gradient.to(self.values.dtype).split(self.bucket.vectors, dim=2)
-        return [part.to(t.dtype) for part, t in zip(parts, self.bucket.generated, strict=True)]
+        parts = gradient.to(self.values.dtype).split([vectors for vectors, _ in self.features], dim=2)
+        return [part.to(dtype) for part, (_, dtype) in zip(parts, self.features, strict=True)]
 
 
 @dataclass
 class _Work:
     """One chunk of one bucket, and what is kept of it from pass to pass."""
 
-    position: int  # of the bucket
-    bucket: Bucket
+    bucket: int  # its position
     chunk: Chunk
     feature: Tensor  # position of each vector's feature
     keep: bool
@@ -121,17 +120,21 @@ class Passes:
     def _cut(self) -> Iterator[_Work]:
         kept = 0.0
         for position, bucket in enumerate(self.buckets):
-            numbers = CHUNK_NUMBERS.get(self.device.type, 2**26)
-            limit = self.settings.chunk or max(1, numbers // self.numbers_per_problem(bucket.width))
+            needed, lasting = self._numbers_per_problem(bucket.width)
+            limit = self.settings.chunk or max(1, CHUNK_NUMBERS.get(self.device.type, 2**26) // needed)
             feature = bucket.feature_of_vector(self.device)
             for chunk in bucket.chunks(limit):
-                kept += chunk.problems / limit
-                yield _Work(position, bucket, chunk, feature[chunk.v0 : chunk.v1], keep=kept <= 1.0)
+                # What is kept from pass to pass may take as much again as one chunk in work.
+                kept += chunk.problems * lasting / (limit * needed)
+                yield _Work(position, chunk, feature[chunk.v0 : chunk.v1], keep=kept <= 1.0)
 
-    def numbers_per_problem(self, width: int) -> int:
-        """Most float32 numbers alive for one problem: pairwise matrices, drifts, samples."""
+    def _numbers_per_problem(self, width: int) -> tuple[int, int]:
+        """Most float32 numbers that one problem needs in work, and between passes (see
+        ``DriftingLoss.chunk``).
+        """
         n, t, r = self.n, self.t, len(self.settings.temperatures)
-        return (r + 5) * n * t + (r + 3) * n * width + 5 * t * width
+        needed = (r + 5) * n * t + (r + 3) * n * width + 5 * t * width
+        return needed, max(n * t + t * width, r * n * width)
 
     def measure_scale(self) -> Tensor:
         """First pass and collective: the mean distance of each feature, E_x E_y ‖φ(x) − φ(y)‖, weighted over
@@ -187,7 +190,7 @@ class Passes:
         """Third pass: Ṽ = Σ_τ V_τ / λ_τ. The loss over all processes, per group of this one, and (if
         ``keep``) Ṽ itself.
         """
-        features = self.vectors.clone() if self.settings.sum_vectors else torch.ones_like(self.vectors)
+        features = self.vectors if self.settings.sum_vectors else torch.ones_like(self.vectors)
         per_feature = torch.einsum("frs,fr,fs->f", self.products, self.inverse_norm, self.inverse_norm)
         loss = (per_feature * features).sum()
         share = features / (self.vectors * self.n * self.widths)
@@ -199,7 +202,7 @@ class Passes:
             squares = drift.square().sum((-2, -1)).to(self.exact)
             per_group[c.g0 : c.g1] += squares @ share[work.feature]
             if keep:
-                target = kept[work.position]
+                target = kept[work.bucket]
                 drift *= target.mantissa[c.v0 : c.v1, None, None]
                 target.values[c.g0 : c.g1, :, c.v0 : c.v1] = drift.transpose(1, 2)
         return loss.float(), per_group.float(), kept
@@ -210,13 +213,15 @@ class Passes:
         mantissa, exponent = torch.frexp(factor)
         exponent = exponent.clamp(max=100)  # the gradient to denormal features would leave float32
         values = torch.empty(bucket.shape, dtype=dtype, device=self.device)
-        return Drift(bucket, values, mantissa.float(), torch.ldexp(torch.ones_like(factor), exponent).float())
+        power = torch.ldexp(torch.ones_like(factor), exponent)
+        features = [(t.shape[2], t.dtype) for t in bucket.generated]
+        return Drift(values, mantissa.float(), power.float(), features)
 
     def _distance(self, work: _Work) -> tuple[Tensor, Tensor]:
         """y, ``[g, v, T, D]``, and the distances from its first N to all of it, ``[g, v, N, T]``."""
         if work.distance is not None:
             return work.distance
-        y = work.bucket.samples(work.chunk)
+        y = self.buckets[work.bucket].samples(work.chunk)
         distance = pairwise_distance(y[:, :, : self.n], y)
         if self.settings.guards.least_distance > 0:
             distance.clamp_(min=self.settings.guards.least_distance)

@@ -131,7 +131,10 @@ def as_features(
         samples = next(iter(features.values())).shape[1]
         for name, tensor in features.items():
             where = f"{argument}[{name!r}]" if name else argument
-            expected = next(iter(reference.values())).shape[0], samples, *reference[name].shape[2:]
+            first = next(iter(reference.values()))
+            if tensor.device != first.device:
+                raise InputError(f"{where} is on {tensor.device}, but generated is on {first.device}")
+            expected = first.shape[0], samples, *reference[name].shape[2:]
             for what, got, want in zip(
                 ("groups", "samples", "vectors a sample", "numbers a vector (the width)"),
                 tensor.shape,

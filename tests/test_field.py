@@ -291,6 +291,7 @@ def test_mmd_field_is_minus_half_the_gradient(kernel):
         ({"positives": torch.zeros(0, 3)}, "positives must have shape"),
         ({"positives": torch.zeros(4, 2)}, "positives has width 2, but x has width 3"),
         ({"negatives": torch.zeros(4, 2)}, "negatives has width 2"),
+        ({"negatives": torch.zeros(4, 3, device="meta")}, "negatives is on meta, but x is on cpu"),
         ({"positives": torch.zeros(4, 3).log() * 0}, "positives holds NaN"),
         ({"positives": torch.zeros(7, 4, 3), "x": torch.zeros(6, 4, 3)}, "leading dimensions"),
         ({"x": torch.zeros(3)}, "x must have shape"),

@@ -274,14 +274,14 @@ def test_memory_stays_flat_and_within_the_documented_bound():
         t = n + p + m
         return meter.peak, 4 * 2 * chunk * (8 * n * t + 6 * n * width + 5 * t * width)
 
-    few, bound = peak(16, chunk=16)
-    many, _ = peak(256, chunk=16)
-    statistics = 4 * 256 * 8
+    few, bound = peak(64, chunk=16)
+    many, _ = peak(512, chunk=16)
+    statistics = 4 * 512 * 8
     assert many <= few + statistics
-    assert many <= bound + statistics
-    wide, bound = peak(64, chunk=16, width=512)
-    assert wide <= bound + statistics
-    whole, _ = peak(256, chunk=10**6)
+    for shape in ({}, {"width": 512}, {"n": 64, "p": 64}, {"n": 2, "p": 2, "m": 1, "width": 256}):
+        used, bound = peak(128, chunk=16, **shape)
+        assert used <= bound + statistics
+    whole, _ = peak(512, chunk=10**6)
     assert whole > 8 * many  # the bound is what keeps it down
 
 
@@ -387,6 +387,8 @@ def test_wrong_samples(change, message):
 
 def test_wrong_feature_sets():
     gen, pos, neg = feature_sets()
+    with pytest.raises(ValueError, match=r"positives\['a'\] is on meta, but generated is on cpu"):
+        dg.DriftingLoss()(gen, {k: t.to("meta") for k, t in pos.items()}, neg)
     with pytest.raises(ValueError, match="do not hold the same features: a"):
         dg.DriftingLoss()(gen, {k: v for k, v in pos.items() if k != "a"}, neg)
     with pytest.raises(ValueError, match=r"positives\['b'\] has 4 samples, expected 5"):

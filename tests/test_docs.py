@@ -1,0 +1,84 @@
+"""What the documents say is what the results and the code hold."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+INITS = ("between", "far", "collapsed")
+
+
+def load(path):
+    return json.loads((ROOT / "results" / path).read_text())
+
+
+def readme_figures():
+    """The cells of the README's table of numbers, from the results."""
+    toy = {
+        kind: [load(f"toy-bimodal/{kind}-{init}/metrics.json") for init in INITS]
+        for kind in ("points", "generator")
+    }
+    study = load("toy-antisymmetry/generator/metrics.json")["runs"]
+    good, *broken = (run["energy_distance"] for run in study.values())
+    rows = load("loss-cpu/base8.json")["rows"]
+    speed = (
+        rows["plain, one call per feature and temperature"]["seconds"]
+        / rows["driftgen.DriftingLoss"]["seconds"]
+    )
+    least = {
+        k: (min(r["least_mode_share"] for r in v), min(r["drift_ratio"] for r in v)) for k, v in toy.items()
+    }
+    return [
+        f"points {least['points'][0]:.2f}, generator {least['generator'][0]:.2f}",
+        f"points {least['points'][1]:.0f}x, generator {least['generator'][1]:.0f}x",
+        f"{good:.3f} against {min(broken):.3f}",
+        f"{speed:.1f}x as fast",
+    ]
+
+
+@pytest.mark.parametrize("cell", range(4))
+def test_readme_numbers_come_from_results(cell):
+    assert f"| {readme_figures()[cell]} |" in (ROOT / "README.md").read_text()
+
+
+def test_results_say_where_they_come_from():
+    records = sorted((ROOT / "results").glob("toy-*/**/metrics.json"))
+    assert len(records) == 10
+    for path in records:
+        record = json.loads(path.read_text())
+        assert record["command"].startswith("driftgen toy ")
+        assert {"hardware", "torch", "driftgen"} <= record.keys()
+        for run in record.get("runs", {"": record}).values():
+            assert {"seed", "temperature", "steps", "samples"} <= run["config"].keys()
+            assert run["evaluator"]
+
+
+def test_antisymmetry_tables_are_those_of_the_runs():
+    for kind in ("points", "generator"):
+        table = (ROOT / f"results/toy-antisymmetry/{kind}/table.md").read_text()
+        for name, run in load(f"toy-antisymmetry/{kind}/metrics.json")["runs"].items():
+            assert re.search(
+                rf"^\| {re.escape(name)} \|.*\| {run['energy_distance']:.4f} \|", table, re.MULTILINE
+            )
+
+
+def test_links_lead_somewhere():
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("results/*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_readme_example_runs():
+    """The ten lines, as they stand, with fewer steps."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(code.strip().splitlines()) <= 11
+    short = code.replace("range(1000)", "range(101)")
+    done = subprocess.run([sys.executable, "-c", short], capture_output=True, text=True, check=True)
+    first, last = (line.split() for line in done.stdout.splitlines())
+    assert (first[0], last[0]) == ("0", "100")
+    assert float(last[3]) < float(first[3]) / 3  # it learns
