@@ -3,10 +3,9 @@
 import torch
 
 import driftgen as dg
-from driftgen.data.toy import get_toy
 
 torch.manual_seed(0)
-data, net = get_toy("two-moons"), dg.generators.MLP(noise_dim=32, data_dim=2)
+data, net = dg.data.toy.get_toy("two-moons"), dg.generators.MLP(noise_dim=32, data_dim=2)
 loss = dg.DriftingLoss(temperatures=(0.1, 0.2, 0.5))
 optimizer = torch.optim.Adam(net.parameters(), lr=2e-3, betas=(0.9, 0.95))
 for step in range(1000):
