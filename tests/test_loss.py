@@ -88,6 +88,14 @@ def test_release_goldens_in_exact_arithmetic(key):
         assert (got[3] == 0).all()
 
 
+def test_release_mask_is_not_complete():
+    """100 on the normalised distance is no mask at all when the temperature is of that order."""
+    gen, pos = samples(2, 6, 4), samples(2, 5, 4, seed=1)
+    got = results(dg.DriftingLoss((50.0,)), gen, pos)
+    for value, exact_value in zip(got, exact(twin.release_loss, gen, pos, None, (50.0,)), strict=True):
+        assert deviation(value, exact_value) <= 1e-5
+
+
 # --- the paper ------------------------------------------------------------------------------------------
 
 
