@@ -56,7 +56,7 @@ def examine() -> list[Finding]:
         *_accelerators(),
     ]
     for name, extra in EXTRAS.items():
-        missing = [m for m in extra.modules if importlib.util.find_spec(m) is None]
+        missing = [m for m in extra.modules if not _installed(m)]
         if missing:
             advice = f"in the checkout: pip install -c constraints.txt -e '.[{name}]'"
             findings.append(Finding(f"[{name}]", f"{extra.purpose}: no {', '.join(missing)}", None, advice))
@@ -86,6 +86,12 @@ def _accelerators() -> list[Finding]:
             "GPU", f"none found by torch (CUDA {torch.version.cuda})", None, "check the driver: nvidia-smi"
         )
     ]
+
+
+def _installed(module: str) -> bool:
+    # A folder of that name in the working directory also has a spec, but no file behind it.
+    spec = importlib.util.find_spec(module)
+    return spec is not None and spec.origin is not None
 
 
 def _version(module: str) -> str:

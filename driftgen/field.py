@@ -7,13 +7,14 @@ in (when it is wider), so that a common offset costs no digits.
 from __future__ import annotations
 
 import math
+from numbers import Real
 
 import torch
 from torch import Tensor
 
 from driftgen.errors import InputError
-from driftgen.kernels import Kernel, get_kernel
-from driftgen.normalization import MASKED, Normalization, get_normalization
+from driftgen.kernels import Kernel, farthest, get_kernel
+from driftgen.normalization import MASKED, Affinity, Normalization, get_normalization
 
 __all__ = ["displacement", "drift_coefficients", "drift_field", "medoid", "mmd_field", "pairwise_distance"]
 
@@ -60,6 +61,8 @@ def drift_field(
     if self_mask is None:
         self_mask = negatives is None or negatives is x
     check_temperature("temperature", temperature)
+    check_factor("attraction", attraction)
+    check_factor("repulsion", repulsion)
     x, positives = check_samples("x", x), check_samples("positives", positives)
     negatives = x if negatives is None else check_samples("negatives", negatives)
     _check_agreement(x, positives, negatives)
@@ -73,7 +76,7 @@ def drift_field(
         x, y = _side_by_side(x, negatives, positives)
         weight = _join_weights(y, negatives.shape[-2], negative_weight, positive_weight)
         distance = pairwise_distance(x, y)
-        logits = log_kernel(distance, temperature)
+        logits = log_kernel(distance.clamp(max=farthest(temperature)), temperature)
         if self_mask:
             logits.diagonal(dim1=-2, dim2=-1).fill_(MASKED)
         coefficients, log_factor = drift_coefficients(
@@ -113,18 +116,22 @@ def mmd_field(
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         x, y = _side_by_side(x, negatives, positives)
         distance = pairwise_distance(x, y)
-        # ∂ξ/∂x = slope · (y − x); slope = −2ξ'(R) in the paper's notation, R = ‖x − y‖².
-        slope = get_kernel(kernel)(distance, temperature).exp()
-        if kernel == "gaussian":
-            slope = slope / temperature**2
-        else:
-            # The Laplace kernel has a kink at 0, where the symmetric choice is no force.
-            slope = torch.where(distance > 0, slope / (distance * temperature), 0.0)
         m, p = negatives.shape[-2], positives.shape[-2]
-        slope[..., :m] /= -m
-        slope[..., m:] /= p
-        centre = medoid(distance, x)
-        return displacement(slope, (x - centre).float(), (y - centre).float())
+        share = torch.cat([x.new_full((m,), -1 / m), x.new_full((p,), 1 / p)]).float()
+        weight = get_kernel(kernel)(distance.clamp(max=farthest(temperature)), temperature).exp() * share
+        # ∂ξ/∂x = ξ (y − x)/(u τ), u = τ (Gaussian) or ‖y − x‖ (Laplace, with no force at its kink). From
+        # differences, a few x at a time: for close points 1/‖y − x‖ would amplify what cancels elsewhere.
+        unit = (
+            torch.where(distance > 0, distance, 1.0)
+            if kernel == "laplace"
+            else torch.full_like(distance, temperature)
+        )
+        out = torch.empty(x.shape, device=x.device)
+        rows = max(1, 2**24 // y.numel())
+        for part in (slice(i, i + rows) for i in range(0, x.shape[-2], rows)):
+            gap = (y[..., None, :, :] - x[..., part, None, :]).float().div_(unit[..., part, :, None])
+            out[..., part, :] = (weight[..., part, None, :] @ gap).squeeze(-2) / temperature
+        return out
 
 
 def pairwise_distance(x: Tensor, y: Tensor) -> Tensor:
@@ -132,11 +139,11 @@ def pairwise_distance(x: Tensor, y: Tensor) -> Tensor:
 
     Never from |x|² + |y|² − 2xy in float32, which cancels when the mean is large against the spread. A CPU
     takes differences, a power of two apart so that squares neither vanish (denormals) nor overflow. An NVIDIA
-    GPU, on which differences take twenty times as long, uses that formula in float64, relative to one of the
-    points: it still gives 0 for identical points and loses less than float32 can show.
+    GPU, on which differences take twenty times as long, uses that formula in float64, relative to a point in
+    their midst: identical points still give 0, and one far outlier does no harm.
     """
     if x.device.type == "cuda":
-        origin = x[..., :1, :].double()
+        origin = _typical(y).double()
         x, y = x - origin, y - origin
         square_x, square_y = (torch.linalg.vector_norm(t, dim=-1).square() for t in (x, y))
         squares = (x @ y.mT).mul_(-2).add_(square_x[..., :, None]).add_(square_y[..., None, :])
@@ -175,7 +182,8 @@ def drift_coefficients(
     (twice, V being quadratic in A).
     """
     log_weight = weight.log() if weight is not None and weigh_kernel else None
-    affinity, log_factor = normalization(logits, log_weight)
+    normalised = normalization(logits, log_weight)
+    affinity, log_factor = normalised if isinstance(normalised, Affinity) else (normalised, None)
     if floor > 0:
         affinity = affinity.clamp(min=floor)
     if weight is not None:
@@ -201,9 +209,15 @@ def displacement(coefficients: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def check_temperature(argument: str, temperature: float) -> None:
-    """Raises unless the temperature is a positive finite number."""
-    if not (isinstance(temperature, int | float) and 0 < temperature < math.inf):
-        raise InputError(f"{argument}={temperature!r} must be a positive number")
+    """Raises unless the temperature is a positive number that float32 can work with."""
+    if not isinstance(temperature, Real) or not 1e-30 <= temperature <= 1e30:
+        raise InputError(f"{argument}={temperature!r} must be a positive number (from 1e-30 to 1e30)")
+
+
+def check_factor(argument: str, factor: float) -> None:
+    """Raises unless the factor is a finite number."""
+    if not isinstance(factor, Real) or not math.isfinite(factor):
+        raise InputError(f"{argument}={factor!r} must be a finite number")
 
 
 def check_samples(argument: str, samples: Tensor) -> Tensor:
@@ -269,8 +283,16 @@ def check_weight(argument: str, weight: Tensor) -> None:
     """Raises unless the weights are a tensor of finite numbers that are not negative."""
     if not isinstance(weight, Tensor):
         raise InputError(f"{argument} must be a torch.Tensor, got {type(weight).__name__}")
-    if weight.device.type == "cpu" and not ((weight >= 0) & (weight < math.inf)).all():
-        raise InputError(f"{argument} must be finite and not negative")
+    if weight.is_complex() or weight.dtype == torch.bool:
+        raise InputError(f"{argument} must hold numbers, got {weight.dtype}")
+    if weight.device.type == "cpu" and not ((weight >= 0) & (weight <= 1e8)).all():
+        raise InputError(f"{argument} must be finite and not negative (at most 1e8)")
+
+
+def _typical(y: Tensor) -> Tensor:
+    """The median of three of the samples, coordinate by coordinate: one outlier cannot move it."""
+    a, b, c = (y[..., i : i + 1, :] for i in (0, y.shape[-2] // 2, y.shape[-2] - 1))
+    return torch.maximum(torch.minimum(a, b), torch.minimum(torch.maximum(a, b), c))
 
 
 def _largest(samples: Tensor) -> Tensor:

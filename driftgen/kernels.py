@@ -14,10 +14,10 @@ from torch import Tensor
 
 from driftgen.errors import unknown_name
 
-__all__ = ["KERNELS", "Kernel", "gaussian", "get_kernel", "inverse_multiquadric", "laplace"]
+__all__ = ["KERNELS", "Kernel", "farthest", "gaussian", "get_kernel", "inverse_multiquadric", "laplace"]
 
 Kernel = Callable[[Tensor, float], Tensor]
-"""``(distance, temperature) -> log k``, elementwise."""
+"""``(distance, temperature) -> log k``, elementwise. Distances are at most ``farthest(temperature)``."""
 
 
 def laplace(distance: Tensor, temperature: float) -> Tensor:
@@ -27,17 +27,12 @@ def laplace(distance: Tensor, temperature: float) -> Tensor:
 
 def gaussian(distance: Tensor, temperature: float) -> Tensor:
     """log k = −‖x − y‖² / (2τ²)."""
-    return _ratio(distance, temperature).square().mul(-0.5)
+    return (distance / temperature).square().mul(-0.5)
 
 
 def inverse_multiquadric(distance: Tensor, temperature: float) -> Tensor:
     """log k = −½ log(1 + ‖x − y‖² / τ²), the heavy-tailed k = 1 / √(1 + ‖x − y‖² / τ²)."""
-    return torch.log1p(_ratio(distance, temperature).square()).mul(-0.5)
-
-
-def _ratio(distance: Tensor, temperature: float) -> Tensor:
-    # Its square stays within float32; nothing that far away counts.
-    return (distance / temperature).clamp(max=1e18)
+    return torch.log1p((distance / temperature).square()).mul(-0.5)
 
 
 KERNELS: dict[str, Kernel] = {
@@ -47,10 +42,18 @@ KERNELS: dict[str, Kernel] = {
 }
 
 
+def farthest(temperature: float) -> float:
+    """A distance beyond which nothing counts: the square of its ratio to τ still lies within float32."""
+    return min(1e18 * temperature, 1e38)
+
+
 def get_kernel(kernel: str | Kernel) -> Kernel:
-    """The kernel of that name; a function is returned as it is."""
-    if callable(kernel):
-        return kernel
-    if kernel not in KERNELS:
+    """The kernel of that name, or a function of one's own, which may return −∞ where k vanishes."""
+    if isinstance(kernel, str) and kernel in KERNELS:
+        return KERNELS[kernel]
+    if not callable(kernel):
         raise unknown_name("kernel", kernel, KERNELS)
-    return KERNELS[kernel]
+    if kernel in KERNELS.values():
+        return kernel
+    lowest = torch.finfo(torch.float32).min
+    return lambda distance, temperature: kernel(distance, temperature).clamp(min=lowest)

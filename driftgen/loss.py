@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from driftgen.errors import InputError, unknown_name
-from driftgen.field import check_temperature, check_weight
-from driftgen.kernels import Kernel, get_kernel
+from driftgen.field import check_factor, check_temperature, check_weight
+from driftgen.kernels import Kernel, get_kernel, laplace
 from driftgen.normalization import Normalization, both, get_normalization
 from driftgen.passes import PAPER_GUARDS, RELEASE_GUARDS, Drift, Passes, Settings
 from driftgen.problems import Samples, as_features, buckets_by_width
@@ -26,16 +26,16 @@ __all__ = ["DriftingLoss", "LossOutput"]
 class LossOutput:
     """What one call of :class:`DriftingLoss` found.
 
-    With drift normalisation ``loss`` is nearly constant **by design**: each feature contributes between R and
-    R² for R temperatures, whatever the state of the model. Watch ``drift``, which falls as the generator
-    nears equilibrium, and ``scale``, the spread of the features, instead.
+    With drift normalisation ``loss`` is nearly constant **by design**: a feature contributes at most R² for R
+    temperatures, and usually almost that, whatever the state of the model. Watch ``drift``, which falls as
+    the generator nears equilibrium, and ``scale``, the spread of the features, instead.
 
     Attributes:
         loss: scalar to call ``backward()`` on: sum over features of the mean squared normalised drift. With a
             process group it is the value over all processes.
         per_group: ``[G]``, the same for each group of this process (differentiable too).
         drift: mean squared drift per coordinate before drift normalisation, ``[len(temperatures)]``, or a
-            dict of them.
+            dict of them; in units of S_j when features are normalised.
         scale: mean distance between generated samples and all samples, scalar, or a dict of them.
     """
 
@@ -69,16 +69,18 @@ class DriftingLoss(nn.Module):
         normalize_features: divide features by S_j.
         normalize_drift: divide drifts by λ_j.
         convention: ``"release"`` for the arithmetic of the authors' code, ``"paper"`` for Algorithm 2 to the
-            letter. The release always normalises features and both axes; whatever else is chosen has no
-            released counterpart and follows the paper. ``docs/paper-differences.md`` lists the differences.
+            letter. The release's constants (mask, floor, clips) belong to its own setting, a Laplace kernel
+            with both-axis normalisation of normalised features; elsewhere the paper's formulas stand in.
+            ``docs/paper-differences.md`` lists the differences.
         process_group: processes that share a batch, each holding some groups of it. Statistics, ``loss`` and
             gradients are those of the whole batch, at two collectives a call. Gradients then add up over
             processes: multiply by the number of processes where something (such as DDP) averages them.
         chunk: most problems (group × vector) worked on at a time; by default as many as fit 256 MiB (2 GiB on
-            a GPU). Beyond its inputs, its drift (the size of ``generated``) and small statistics, a call
-            never holds more than ``2 · chunk · ((R + 5)·N·T + (R + 3)·N·D + 5·T·D)`` float32 numbers, T being
-            all samples that a generated one is compared with and R the number of temperatures. Problems for
-            which that leaves no room are computed anew in each of the three passes instead of being kept.
+            a GPU). Beyond its inputs (float32 or narrower), its drift (the size of ``generated``) and small
+            statistics, a call never holds more than ``2 · chunk · ((R + 5)·N·T + (R + 3)·N·D + 5·T·D)``
+            float32 numbers, T being all samples that a generated one is compared with and R the number of
+            temperatures. Problems for which that leaves no room are computed anew in each of the three passes
+            instead of being kept.
     """
 
     def __init__(
@@ -95,21 +97,28 @@ class DriftingLoss(nn.Module):
         chunk: int | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(temperatures, int | float):
-            temperatures = (temperatures,)
-        if len(temperatures) == 0:
+        if isinstance(temperatures, Tensor):
+            temperatures = temperatures.tolist()
+        try:
+            several = tuple(temperatures) if isinstance(temperatures, Iterable) else (temperatures,)
+        except TypeError:
+            several = ()
+        if not several:
             raise InputError("temperatures is empty: give at least one, such as (0.02, 0.05, 0.2)")
-        for temperature in temperatures:
+        for temperature in several:
             check_temperature("temperatures", temperature)
+        check_factor("attraction", attraction)
+        check_factor("repulsion", repulsion)
         if convention not in ("release", "paper"):
             raise unknown_name("convention", convention, ("release", "paper"))
-        if chunk is not None and chunk < 1:
-            raise InputError(f"chunk={chunk} must be at least 1")
+        if chunk is not None and not (isinstance(chunk, int) and chunk >= 1):
+            raise InputError(f"chunk={chunk!r} must be a whole number, at least 1")
         released = convention == "release"
-        # The release has no other normalisation, so its constants say nothing about any other.
-        guarded = released and normalize_features and get_normalization(normalization) is both
+        # The release computes nothing else, so its constants say nothing about anything else.
+        same = get_kernel(kernel) is laplace and get_normalization(normalization) is both
+        guarded = released and normalize_features and same
         self.settings = Settings(
-            temperatures=tuple(float(t) for t in temperatures),
+            temperatures=tuple(float(t) for t in several),
             kernel=get_kernel(kernel),
             normalization=get_normalization(normalization),
             attraction=attraction,
@@ -146,7 +155,8 @@ class DriftingLoss(nn.Module):
 
         Sample sets are tensors ``[N, D]`` or ``[G, N, D]`` (G independent groups), or dicts of ``[G, N, V,
         D]`` (V vectors per sample, each its own problem). ``negatives`` are extra, unconditional ones.
-        Weights, ``[G]`` or ``[G, n]``, multiply the affinities of those samples and count in the scale.
+        Weights, ``[G]`` or ``[G, n]`` (or ``[n]`` for one group), multiply the affinities of those samples
+        and count in the scale.
         """
         gen, pos, neg = as_features(generated, positives, negatives)
         names = list(gen)
@@ -165,7 +175,7 @@ class DriftingLoss(nn.Module):
             scale = passes.measure_scale()
             # A look at the value would stall a GPU's queue; there a NaN shows in the scale and in the loss.
             if scale.device.type == "cpu" and not scale.isfinite().all():
-                raise _not_finite(gen, pos, neg)
+                raise _not_finite(gen, pos, neg, shared=self.settings.process_group is not None)
             drift = passes.measure_drift()
             loss, per_group, drifts = passes.combine(keep=wants_gradient)
         if wants_gradient:
@@ -220,7 +230,9 @@ def _join_weights(groups: int, device: torch.device, *parts: tuple[str, Tensor |
         elif shape == [groups]:
             weight = weight[:, None]
         elif shape != [groups, samples]:
-            raise InputError(f"{argument} has shape {shape}, expected [{groups}] or [{groups}, {samples}]")
+            also = f", or [{samples}]" if groups == 1 else ""
+            expected = f"[{groups}] or [{groups}, {samples}]{also}"
+            raise InputError(f"{argument} has shape {shape}, expected {expected}")
         joined.append(weight.expand(groups, samples))
     result = torch.cat(joined, dim=1)
     if device.type == "cpu" and not (result.sum(dim=1) > 0).all():
@@ -228,10 +240,12 @@ def _join_weights(groups: int, device: torch.device, *parts: tuple[str, Tensor |
     return result
 
 
-def _not_finite(*sets: dict[str, Tensor] | None) -> InputError:
+def _not_finite(*sets: dict[str, Tensor] | None, shared: bool) -> InputError:
     for argument, features in zip(("generated", "positives", "negatives"), sets, strict=True):
         for name, tensor in (features or {}).items():
             if not tensor.isfinite().all():
                 where = f"{argument}[{name!r}]" if name else argument
                 return InputError(f"{where} holds NaN or infinite values: remove or repair those samples")
+    if shared:
+        return InputError("another process of the group holds NaN or infinite values: see its message")
     return InputError("generated and positives lie so far apart that their distances overflow: rescale them")

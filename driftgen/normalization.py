@@ -33,6 +33,8 @@ MASKED = torch.finfo(torch.float32).min
 NaN.
 """
 
+NOTHING = -1e30  # a log-sum below this is one over masked pairs only
+
 SINKHORN_STEPS = 50
 SINKHORN_TOLERANCE = 1e-3
 
@@ -44,8 +46,8 @@ class Affinity(NamedTuple):
     log_factor: Tensor | None = None
 
 
-Normalization = Callable[[Tensor, Tensor | None], Affinity]
-"""``(logits [..., N, T], log_weight [..., 1, T] or None) -> Affinity``."""
+Normalization = Callable[[Tensor, Tensor | None], Affinity | Tensor]
+"""``(logits [..., N, T], log_weight [..., 1, T] or None) -> A``; what it returns is overwritten."""
 
 
 def both(logits: Tensor, log_weight: Tensor | None = None) -> Affinity:
@@ -102,23 +104,27 @@ NORMALIZATIONS: dict[str, Normalization] = {"both": both, "y": over_y, "none": n
 
 
 def get_normalization(normalization: str | Normalization) -> Normalization:
-    """The normalisation of that name; a function is returned as it is."""
-    if callable(normalization):
-        return normalization
-    if normalization not in NORMALIZATIONS:
+    """The normalisation of that name; a function is returned as it is (it may also return A as a plain
+    tensor).
+    """
+    if isinstance(normalization, str) and normalization in NORMALIZATIONS:
+        return NORMALIZATIONS[normalization]
+    if not callable(normalization):
         raise unknown_name("normalization", normalization, NORMALIZATIONS)
-    return NORMALIZATIONS[normalization]
+    return normalization
 
 
 def _softmax_y(logits: Tensor, log_weight: Tensor | None) -> Tensor:
     """k / Σ_y w·k for each x."""
     if log_weight is None:
         return logits.softmax(dim=-1)
-    return (logits - _log_sum(logits, -1, log_weight)).exp_()
+    log_sum = torch.logsumexp(logits + log_weight, dim=-1, keepdim=True)
+    # Where nothing has weight there is nothing to normalise by, and nothing to pull.
+    return torch.where(log_sum > NOTHING, (logits - log_sum).exp_(), 0.0)
 
 
 def _log_sum(logits: Tensor, dim: int, log_weight: Tensor | None = None) -> Tensor:
     if log_weight is not None:
         logits = logits + log_weight
     # The bound keeps a column of masked pairs masked: MASKED minus the sum stays far below any logit.
-    return torch.logsumexp(logits, dim=dim, keepdim=True).clamp_(min=-1e30)
+    return torch.logsumexp(logits, dim=dim, keepdim=True).clamp_(min=NOTHING)

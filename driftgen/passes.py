@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from driftgen.field import displacement, drift_coefficients, medoid, pairwise_distance
-from driftgen.kernels import Kernel
+from driftgen.kernels import Kernel, farthest
 from driftgen.normalization import MASKED, Normalization
 from driftgen.problems import Bucket, Chunk
 
@@ -170,7 +170,7 @@ class Passes:
         products = torch.zeros(len(self.vectors), r, r, dtype=self.exact, device=self.device)
         for work in self.work:
             drifts, log_factor = self._drifts(work)
-            product = _products(drifts).to(self.exact)
+            product = _products(self._squarable(drifts)).to(self.exact)
             if log_factor is not None:
                 log_factor = log_factor.to(self.exact)
                 product *= (log_factor[..., :, None] + log_factor[..., None, :]).exp()
@@ -195,11 +195,12 @@ class Passes:
         loss = (per_feature * features).sum()
         share = features / (self.vectors * self.n * self.widths)
         per_group = torch.zeros(self.groups, dtype=self.exact, device=self.device)
-        kept = [self._empty_drift(bucket, share) for bucket in self.buckets] if keep else []
+        size = torch.ldexp(torch.ones_like(per_feature), torch.frexp(per_feature.sqrt()).exponent)
+        kept = [self._empty_drift(bucket, share, size) for bucket in self.buckets] if keep else []
         for work in self.work:
             drift = self._combined(work)
             c = work.chunk
-            squares = drift.square().sum((-2, -1)).to(self.exact)
+            squares = self._squarable(drift).square().sum((-2, -1)).to(self.exact)
             per_group[c.g0 : c.g1] += squares @ share[work.feature]
             if keep:
                 target = kept[work.bucket]
@@ -207,15 +208,16 @@ class Passes:
                 target.values[c.g0 : c.g1, :, c.v0 : c.v1] = drift.transpose(1, 2)
         return loss.float(), per_group.float(), kept
 
-    def _empty_drift(self, bucket: Bucket, share: Tensor) -> Drift:
+    def _empty_drift(self, bucket: Bucket, share: Tensor, size: Tensor) -> Drift:
         dtype = functools.reduce(torch.promote_types, {t.dtype for t in bucket.generated})
-        factor = (-2 * share / (self.unit * self.all_groups))[bucket.feature_of_vector(self.device)]
-        mantissa, exponent = torch.frexp(factor)
+        feature = bucket.feature_of_vector(self.device)
+        size = size[feature]
+        mantissa, exponent = torch.frexp((-2 * share / (self.unit * self.all_groups))[feature] * size)
         exponent = exponent.clamp(max=100)  # the gradient to denormal features would leave float32
         values = torch.empty(bucket.shape, dtype=dtype, device=self.device)
-        power = torch.ldexp(torch.ones_like(factor), exponent)
+        power = torch.ldexp(torch.ones_like(size), exponent)
         features = [(t.shape[2], t.dtype) for t in bucket.generated]
-        return Drift(values, mantissa.float(), power.float(), features)
+        return Drift(values, (mantissa / size).float(), power.float(), features)
 
     def _distance(self, work: _Work) -> tuple[Tensor, Tensor]:
         """y, ``[g, v, T, D]``, and the distances from its first N to all of it, ``[g, v, N, T]``."""
@@ -242,6 +244,7 @@ class Passes:
         y = (y - centre).float().div_(self.unit[work.feature, None, None].float())
         x = y[:, :, : self.n]
         distance = distance.div_(self.kernel_unit[work.feature, None, None].float())
+        distance.clamp_(max=farthest(min(s.temperatures)))
         masked = math.isinf(s.guards.self_distance)
         if not masked:
             distance.diagonal(dim1=-2, dim2=-1).add_(s.guards.self_distance)
@@ -282,6 +285,10 @@ class Passes:
         for r in range(1, drifts.shape[2]):
             drift.addcmul_(drifts[:, :, r], factor[..., r, :, :])
         return drift
+
+    def _squarable(self, drift: Tensor) -> Tensor:
+        # In units of S drifts are of order 1; in the data's own units their squares may leave float32.
+        return drift if self.settings.normalize_features else drift.to(self.exact)
 
     def _reduce(self, sums: Tensor) -> None:
         if self.settings.process_group is not None:

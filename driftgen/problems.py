@@ -119,8 +119,10 @@ def as_features(
     """The sample sets as feature sets of ``[G, n, V, D]`` tensors with sorted names, checked against each
     other.
     """
-    given = {"generated": generated, "positives": positives, "negatives": negatives}
-    sets = {name: _as_feature_set(name, samples) for name, samples in given.items() if samples is not None}
+    given = {"generated": generated, "positives": positives}
+    if negatives is not None:
+        given["negatives"] = negatives
+    sets = {name: _as_feature_set(name, samples) for name, samples in given.items()}
     reference = sets["generated"]
     for argument, features in sets.items():
         if isinstance(given[argument], Tensor) != isinstance(generated, Tensor):
@@ -161,6 +163,8 @@ def _as_feature_set(argument: str, samples: Samples) -> dict[str, Tensor]:
         )
     for name, tensor in samples.items():
         where = f"{argument}[{name!r}]" if name else argument
+        if not isinstance(name, str):
+            raise InputError(f"{where}: names of features must be strings")
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             raise InputError(f"{where} must be a floating-point tensor")
         if tensor.ndim != 4:

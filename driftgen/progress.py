@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -43,7 +44,7 @@ def track(
         TextColumn("{task.fields[value]}", table_column=Column(no_wrap=True)),
     )
     with Progress(*columns, console=console or Console(stderr=True), expand=True) as progress:
-        task = progress.add_task(title, total=total, value=figure)
+        task = progress.add_task(escape(title), total=total, value=figure)
         yield lambda step, value: progress.update(task, completed=step, value=f"{figure} {value:.2e}")
 
 

@@ -48,18 +48,22 @@ def test_study(tmp_path):
         (["toy", "{tmp}"], "is not a readable .npy array"),
         (["toy", "bimodal", "--temperature", "-1"], "temperature=-1.0 must be a positive number"),
         (["toy", "bimodal", "--temperature", "warm"], "'--temperature'"),
-        (["toy", "bimodal", "--positives", "0"], "positives=0 must be at least 1"),
+        (["toy", "bimodal", "--positives", "0"], "positives=0 must be a whole number from 1"),
         (["toy", "bimodal", "--init", "nowhere"], "init='nowhere' is not known"),
         (["toy", "bimodal", "--study", "anti"], "study='anti' is not known"),
         (["toy", "bimodal", "--out", "{tmp}/garbage.npy"], "cannot write to"),
         (["toy"], "Missing argument"),
         (["toy", "bimodal", "--speed", "9"], "No such option"),
         (["tyo"], "No such command 'tyo'"),
-        (["demo", "--seed", "-1"], "seed=-1 must be at least 0"),
+        (["demo", "--seed", "-1"], "seed=-1 must be a whole number from 0"),
+        (["toy", ""], "distribution='' is not known"),
+        (["toy", "{tmp}/zip.npy"], "zip.npy is not a readable .npy array"),
+        (["toy", "bimodal", "--seed", "99999999999999999999"], "must be a whole number"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(tmp_path, words, message):
     (tmp_path / "garbage.npy").write_text("no array")
+    (tmp_path / "zip.npy").write_bytes(b"PK\x03\x04garbage")
     np.save(tmp_path / "nan.npy", np.vstack([np.zeros((8, 2)), [[np.nan, 0]]]))
     np.save(tmp_path / "one.npy", np.zeros((1, 2)))
     np.save(tmp_path / "wide.npy", np.zeros((9, 3)))
@@ -93,6 +97,13 @@ def test_doctor_names_every_extra_and_how_to_get_it():
     assert ".[" in done.stdout  # advice for what is missing
 
 
+def test_doctor_is_not_fooled_by_a_folder(tmp_path):
+    (tmp_path / "diffusers").mkdir()
+    done = run("doctor", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "no diffusers" in done.stdout
+
+
 def test_extras_in_doctor_are_those_of_the_package():
     from importlib.metadata import metadata
 
@@ -102,16 +113,21 @@ def test_extras_in_doctor_are_those_of_the_package():
 
 
 def test_interrupt(tmp_path):
-    (tmp_path / "metrics.json").write_text("old")
-    words = ["toy", "bimodal", "--generator", "--steps", "100000", "--out", str(tmp_path)]
+    out = tmp_path / "out"
+    words = ["toy", "bimodal", "--generator", "--steps", "100000", "--out", str(out)]
     process = subprocess.Popen([*DRIFTGEN, *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    time.sleep(8)
+    while not out.exists():  # made right before the first step
+        assert process.poll() is None
+        time.sleep(0.1)
+    (out / "metrics.json").write_text("old")
+    time.sleep(2)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "Traceback" not in stderr
     assert stderr.rstrip().endswith("driftgen: stopped")
-    assert (tmp_path / "metrics.json").read_text() == "old"
+    assert [p.name for p in out.iterdir()] == ["metrics.json"]
+    assert (out / "metrics.json").read_text() == "old"
 
 
 def test_import_is_light():

@@ -1,3 +1,4 @@
+import functools
 import math
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 import driftgen as dg
 from driftgen.field import pairwise_distance
 from driftgen.kernels import KERNELS
-from driftgen.normalization import NORMALIZATIONS
+from driftgen.normalization import NORMALIZATIONS, sinkhorn
 from tests import twin
 
 PLAIN = [n for n in NORMALIZATIONS if n != "sinkhorn"]
@@ -159,19 +160,24 @@ def test_degenerate_inputs_stay_finite(kernel, normalization):
     assert (dg.drift_field(one, samples(4, 3), temperature=0.1, **options) == 0).all()
     assert dg.drift_field(one, one + 1, one - 1, temperature=1.0, **options).isfinite().all()
     for size in (1e-40, 1e30):
-        tiny = dg.drift_field(samples(5, 3) * size, samples(4, 3) * size, temperature=0.1, **options)
-        assert tiny.isfinite().all()
+        x, pos, neg = (samples(n, 3) * size for n in (5, 4, 3))
+        assert dg.drift_field(x, pos, temperature=0.1, **options).isfinite().all()
+        assert dg.drift_field(x, pos, neg, temperature=0.1, **options).isfinite().all()
+    x, pos, neg = samples(5, 3), samples(4, 3), samples(3, 3)
+    for temperature in (1e-30, 1e30):
+        assert dg.drift_field(x, pos, neg, temperature=temperature, **options).isfinite().all()
 
 
 @pytest.mark.parametrize("normalization", PLAIN)
-def test_far_outlier(normalization):
+@pytest.mark.parametrize("outlier", [0, 2, 5])
+def test_far_outlier(normalization, outlier):
     x, pos = samples(6, 3), samples(5, 3, seed=1)
-    x[2] = 1e6
+    x[outlier] = 1e6
     got = dg.drift_field(x, pos, temperature=0.5, normalization=normalization)
     want = twin.field(x, pos, temperature=0.5, normalization=normalization)
-    near = [i for i in range(6) if i != 2]
+    near = [i for i in range(6) if i != outlier]
     close(got[near], want[near])
-    assert got[2].isfinite().all()
+    assert got[outlier].isfinite().all()
 
 
 def test_denormals_keep_their_distances():
@@ -248,6 +254,30 @@ def test_sinkhorn_marginals_agree():
     torch.testing.assert_close(odds, (a.log() - logits)[:, 0, 1] + (a.log() - logits)[:, 1, 0])
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_sinkhorn_agrees_with_the_twin(own):
+    x, pos, neg = samples(6, 3), samples(5, 3, seed=1), None if own else samples(4, 3, seed=2)
+    exact = functools.partial(sinkhorn, steps=3000, tolerance=1e-6)
+    got = dg.drift_field(x, pos, neg, temperature=0.8, normalization=exact)
+    close(got, twin.field(x, pos, neg, temperature=0.8, normalization="sinkhorn"), 1e-4)
+
+
+def test_functions_of_ones_own():
+    """A kernel with compact support, whose logarithm is −∞ outside, and a normalisation that returns a
+    tensor.
+    """
+    x, pos, neg = samples(6, 3), samples(5, 3, seed=1), samples(4, 3, seed=2)
+
+    def compact(distance, temperature):
+        return (1 - distance / temperature).clamp(min=0).log()
+
+    v = dg.drift_field(x, pos, neg, temperature=2.0, kernel=compact)
+    assert v.isfinite().all()
+    assert v.abs().max() > 0
+    own = dg.drift_field(x, pos, neg, temperature=0.5, normalization=lambda logits, _: logits.softmax(-1))
+    torch.testing.assert_close(own, dg.drift_field(x, pos, neg, temperature=0.5, normalization="y"))
+
+
 def test_sinkhorn_does_not_depend_on_the_rest_of_the_batch():
     easy, hard = samples(6, 4), samples(6, 4, seed=1) * 5
     pos = samples(2, 5, 4, seed=2)
@@ -278,6 +308,19 @@ def test_mmd_field_is_minus_half_the_gradient(kernel):
     close(dg.mmd_field(x, pos, temperature=0.8, kernel=kernel), -6 * gradient / 2)
 
 
+@pytest.mark.parametrize("kernel", ["gaussian", "laplace"])
+def test_mmd_field_of_hard_inputs(kernel):
+    x, pos = samples(8, 3), samples(5, 3, seed=1)
+    for gap in (1e-3, 1e-5):
+        x[1] = x[0] + gap * samples(3, seed=2)
+        got = dg.mmd_field(x, pos, temperature=0.8, kernel=kernel)
+        close(got, twin.mmd(x, pos, 0.8, kernel), 1e-5)
+    for size, temperature in ((1e-40, 1.0), (1e-30, 1e-30), (1e30, 1.0), (1.0, 1e-30)):
+        assert dg.mmd_field(x * size, pos * size, temperature=temperature, kernel=kernel).isfinite().all()
+    offset = [t.double() * 0.01 + 1000 for t in (x, pos)]
+    close(dg.mmd_field(*offset, temperature=0.01, kernel=kernel), twin.mmd(*offset, 0.01, kernel), 1e-5)
+
+
 # --- wrong input ----------------------------------------------------------------------------------------
 
 
@@ -286,6 +329,13 @@ def test_mmd_field_is_minus_half_the_gradient(kernel):
     [
         ({"temperature": -1.0}, "temperature=-1.0 must be a positive number"),
         ({"temperature": math.nan}, "temperature=nan"),
+        ({"temperature": 1e-40}, "temperature=1e-40"),
+        ({"temperature": "warm"}, "temperature='warm'"),
+        ({"attraction": math.nan}, "attraction=nan must be a finite number"),
+        ({"repulsion": "a"}, "repulsion='a' must be a finite number"),
+        ({"kernel": ["laplace"]}, "kernel=['laplace'] is not known"),
+        ({"positive_weight": torch.ones(5, dtype=torch.complex64)}, "positive_weight must hold numbers"),
+        ({"positive_weight": torch.full((5,), 1e30)}, "positive_weight must be finite"),
         ({"kernel": "laplac"}, "did you mean 'laplace'"),
         ({"normalization": "bot"}, "did you mean 'both'"),
         ({"positives": torch.zeros(0, 3)}, "positives must have shape"),

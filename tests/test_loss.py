@@ -112,13 +112,36 @@ def test_paper_convention(normalization, kernel, temperatures):
         assert deviation(value, exact_value) <= 2e-5
 
 
-def test_paper_weights_count_copies():
+@pytest.mark.parametrize("normalization", ["both", "y", "none", "sinkhorn"])
+def test_paper_weights_count_copies(normalization):
     gen, pos, neg = samples(2, 6, 4), samples(2, 5, 4, seed=1), samples(2, 2, 4, seed=2)
-    loss = dg.DriftingLoss(convention="paper")
+    loss = dg.DriftingLoss(convention="paper", normalization=normalization)
     weighted = results(loss, gen, pos, neg, negative_weight=torch.tensor([[3.0, 0.0], [1.0, 2.0]]))
     copies = torch.stack([neg[0, [0, 0, 0]], neg[1, [0, 1, 1]]])
     for a, b in zip(weighted, results(loss, gen, pos, copies), strict=True):
         assert deviation(a, b) <= 1e-5
+
+
+@pytest.mark.parametrize("normalization", ["both", "y", "none", "sinkhorn"])
+def test_nothing_with_weight_means_no_drift(normalization):
+    """A sample whose only weighted company is itself stays where it is."""
+    loss = dg.DriftingLoss(convention="paper", normalization=normalization)
+    alone = loss(samples(1, 3), samples(5, 3, seed=1), positive_weight=torch.zeros(1, 5))
+    assert alone.loss == 0
+    one_hot = torch.eye(4)[:1]
+    out = loss(samples(4, 3), samples(5, 3, seed=1), positive_weight=torch.zeros(5), generated_weight=one_hot)
+    assert out.loss.isfinite()
+
+
+def test_the_release_speaks_of_the_laplace_kernel_only():
+    """100 on the distance does not mask a heavy tail: other kernels use the paper's mask in both
+    conventions.
+    """
+    gen, pos = samples(2, 6, 4), samples(2, 5, 4, seed=1)
+    for kernel in ("gaussian", "inverse_multiquadric"):
+        a, b = (results(dg.DriftingLoss(kernel=kernel, convention=c), gen, pos) for c in ("release", "paper"))
+        for x, y in zip(a, b, strict=True):
+            assert (x == y).all()
 
 
 def test_paper_sums_vectors_and_release_averages_them():
@@ -189,6 +212,14 @@ def test_paper_convention_at_any_size(size):
     got, want = results(loss, gen * size, pos * size), results(loss, gen, pos)
     assert deviation(got[0], want[0]) <= (1e-2 if size < 1e-38 else 1e-5)
     assert deviation(got[2], want[2]) <= (1e-2 if size < 1e-38 else 1e-5)
+
+
+@pytest.mark.parametrize("normalize_drift", [True, False])
+def test_raw_features_of_any_size(normalize_drift):
+    gen, pos = samples(6, 3), samples(5, 3, seed=1)
+    options = {"normalize_features": False, "normalize_drift": normalize_drift}
+    small, large = (dg.DriftingLoss(0.5 * size, **options)(gen * size, pos * size) for size in (1.0, 1e18))
+    assert large.loss.item() == pytest.approx(small.loss.item() * (1 if normalize_drift else 1e36), rel=1e-4)
 
 
 def test_none_normalisation_survives_low_temperatures():
@@ -323,6 +354,17 @@ def test_half_precision_gradients_wait_for_the_loss_scaler():
     assert deviation(gradient.float() / 2.0**16, reference) <= 2**-9
 
 
+@pytest.mark.parametrize("options", [{"normalization": "none"}, {"normalize_features": False}])
+def test_half_precision_gradients_without_drift_normalisation(options):
+    gen, pos = samples(16, 4).half().requires_grad_(), samples(16, 4, seed=1).half()
+    loss = dg.DriftingLoss((0.2,), normalize_drift=False, **options)
+    wide = gen.detach().float().requires_grad_()
+    (reference,) = torch.autograd.grad(loss(wide, pos.float()).loss, wide)
+    lift = 2.0 ** math.floor(math.log2(1 / reference.abs().max().item()))
+    (gradient,) = torch.autograd.grad(loss(gen, pos).loss * lift, gen)
+    assert deviation(gradient.float() / lift, reference) <= 2**-9
+
+
 def test_no_gradient_means_no_graph():
     gen, pos = samples(6, 3), samples(5, 3)
     assert not dg.DriftingLoss()(gen, pos).loss.requires_grad
@@ -359,7 +401,11 @@ def test_group_weights():
         ({"kernel": "gauss"}, "kernel='gauss' is not known: did you mean 'gaussian'"),
         ({"normalization": "x"}, "normalization='x' is not known"),
         ({"convention": "papers"}, "did you mean 'paper'"),
-        ({"chunk": 0}, "chunk=0 must be at least 1"),
+        ({"chunk": 0}, "chunk=0 must be a whole number, at least 1"),
+        ({"chunk": 1.5}, "chunk=1.5 must be a whole number"),
+        ({"temperatures": None}, "temperatures=None must be a positive number"),
+        ({"temperatures": "warm"}, "temperatures='w' must be a positive number"),
+        ({"attraction": math.inf}, "attraction=inf must be a finite number"),
     ],
 )
 def test_wrong_options(options, message):
@@ -368,9 +414,16 @@ def test_wrong_options(options, message):
     assert message in str(error.value)
 
 
+def test_temperatures_of_any_kind():
+    want = dg.DriftingLoss((0.5,)).temperatures
+    for given_as in (0.5, np.float32(0.5), [0.5], np.array([0.5]), torch.tensor(0.5), (t for t in [0.5])):
+        assert dg.DriftingLoss(given_as).temperatures == want
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"positives": None}, "positives must be a tensor or a non-empty dict"),
         ({"positives": torch.zeros(2, 0, 4)}, "positives is empty"),
         ({"positives": torch.zeros(2, 5, 3)}, "positives has 3 numbers a vector (the width), expected 4"),
         ({"positives": torch.zeros(3, 5, 4)}, "positives has 3 groups, expected 2"),
@@ -405,3 +458,5 @@ def test_wrong_feature_sets():
         dg.DriftingLoss()(gen, pos, neg | {"c": neg["c"][0]})
     with pytest.raises(ValueError, match="non-empty dict"):
         dg.DriftingLoss()({}, {})
+    with pytest.raises(ValueError, match="names of features must be strings"):
+        dg.DriftingLoss()({1: gen["a"]}, {1: pos["a"]})

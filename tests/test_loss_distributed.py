@@ -1,5 +1,7 @@
 """Two real processes, each with some of the groups, against one process with all of them."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -56,6 +58,24 @@ def process(rank, folder, options):
     groups = slice(0, SPLIT) if rank == 0 else slice(SPLIT, None)
     torch.save(run(groups, rank == 1, process_group=dist.group.WORLD, **options), f"{folder}/{rank}.pt")
     dist.destroy_process_group()
+
+
+def broken_process(rank, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    positives = torch.randn(5, 3)
+    if rank == 0:
+        positives[1, 2] = torch.nan
+    try:
+        dg.DriftingLoss(process_group=dist.group.WORLD)(torch.randn(6, 3), positives)
+    except ValueError as error:
+        Path(f"{folder}/{rank}.txt").write_text(str(error))
+    dist.destroy_process_group()
+
+
+def test_both_processes_learn_of_bad_input(tmp_path):
+    mp.spawn(broken_process, (str(tmp_path),), nprocs=2)
+    assert (tmp_path / "0.txt").read_text().startswith("positives holds NaN")
+    assert (tmp_path / "1.txt").read_text().startswith("another process of the group holds NaN")
 
 
 @pytest.mark.parametrize("options", [{}, {"convention": "paper", "normalization": "none", "chunk": 3}])

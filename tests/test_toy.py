@@ -1,4 +1,5 @@
 import json
+import re
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ import torch
 import driftgen as dg
 from driftgen.data.toy import DISTRIBUTIONS, from_points, get_toy, load_points
 from driftgen.evaluation.points import energy_distance, mode_shares
+from driftgen.report.demo import run_demo
 from driftgen.report.toy import study_table, write_evolution, write_study
 from driftgen.training.toy import ANTISYMMETRY, INITS, ToyConfig, antisymmetry_study, evolve
 
@@ -61,6 +63,10 @@ def test_points_of_a_file(tmp_path):
         (np.ones((9, 2)), "9 copies of one point"),
         (np.array([["a", "b"]] * 5), "does not hold an array of numbers"),
         (np.array([{"a": 1}] * 5, dtype=object), "is not a readable .npy array"),
+        (np.random.default_rng(0).normal(size=(9, 2)) * 1e30, "scale the points to about 1"),
+        (np.random.default_rng(0).normal(size=(9, 2)) * 1e39, "scale the points to about 1"),
+        (np.random.default_rng(0).normal(size=(9, 2)) * 1e-30, "scale the points to about 1"),
+        (np.random.default_rng(0).normal(size=(9, 2)) + 1e7, "subtract the mean"),
     ],
 )
 def test_bad_points(tmp_path, array, message):
@@ -68,6 +74,12 @@ def test_bad_points(tmp_path, array, message):
     with pytest.raises(dg.InputError, match=r".") as error:
         load_points(tmp_path / "bad.npy")
     assert message in str(error.value)
+
+
+def test_temperature_of_points_survives_an_offset():
+    points = torch.randn(200, 2, generator=rng()).double() * 0.01
+    near, far = from_points(points), from_points(points + 50)
+    assert far.temperature == pytest.approx(near.temperature, rel=1e-3)
 
 
 # --- measures -------------------------------------------------------------------------------------------
@@ -101,7 +113,7 @@ def test_mlp():
 
 
 def test_mlp_wrong_input():
-    with pytest.raises(ValueError, match="depth=0 must be at least 1"):
+    with pytest.raises(ValueError, match="depth=0 must be a whole number, at least 1"):
         dg.generators.MLP(depth=0)
     with pytest.raises(ValueError, match="noise has width 3, expected noise_dim=32"):
         dg.generators.MLP()(torch.randn(2, 3))
@@ -171,9 +183,12 @@ def test_a_generator_follows_the_plain_loss():
     ("options", "message"),
     [
         ({"init": "colapsed"}, "did you mean 'collapsed'"),
-        ({"samples": 1}, "samples=1 must be at least 2"),
-        ({"positives": 0}, "positives=0 must be at least 1"),
-        ({"steps": 0}, "steps=0 must be at least 1"),
+        ({"samples": 1}, "samples=1 must be a whole number from 2 to 20000"),
+        ({"positives": 0}, "positives=0 must be a whole number from 1"),
+        ({"positives": 10**12}, "positives=1000000000000 must be a whole number"),
+        ({"steps": 0}, "steps=0 must be a whole number from 1"),
+        ({"steps": 2.5}, "steps=2.5 must be a whole number"),
+        ({"seed": 10**20}, "seed=100000000000000000000 must be a whole number"),
         ({"temperature": -1.0}, "temperature=-1.0 must be a positive number"),
         ({"attraction": float("nan")}, "attraction=nan"),
         ({"kernel": "cubic"}, "kernel='cubic' is not known"),
@@ -206,6 +221,22 @@ def test_written_files(tmp_path):
     assert record["config"]["temperature"] == toy.temperature
     assert record["energy_distance"] == evolution.metrics["energy_distance"]
     assert {p.name for p in (tmp_path / "out").iterdir()} == {picture.name, animation.name, metrics.name}
+
+
+def test_file_names_are_no_formulas(tmp_path):
+    evolution = evolve(
+        from_points(torch.randn(20, 2, generator=rng()), "cost$^$x"), ToyConfig(steps=1, samples=4)
+    )
+    assert write_evolution(evolution, tmp_path, "driftgen toy")[0].exists()
+
+
+def test_demo(tmp_path):
+    page = run_demo(tmp_path, steps=3)
+    assert page == tmp_path / "report.html"
+    html = page.read_text()
+    assert html.count("<section>") == 4
+    assert html.count("data:image/png;base64,") == html.count("data:image/gif;base64,") == 4
+    assert not re.search(r"(src|href)=\"(?!data:)", html)  # nothing is fetched from anywhere
 
 
 def test_study_table(tmp_path):

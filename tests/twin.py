@@ -60,13 +60,37 @@ def field(
     if multiplicity:
         e = np.exp(logits - logits.max(axis=1, keepdims=True))
         rows = e / (e * w).sum(axis=1, keepdims=True)
-    a = {"both": np.sqrt(rows * columns), "y": rows, "none": np.exp(logits)}[normalization] * w
+    k = np.exp(logits)
+    for _ in range(3000 if normalization == "sinkhorn" else 0):
+        k = k / k.sum(axis=0, keepdims=True)
+        k = k / k.sum(axis=1, keepdims=True)
+    a = {"both": np.sqrt(rows * columns), "y": rows}.get(normalization, k) * w
     a_pos, a_neg = a[:, : len(pos)], a[:, len(pos) :]
     v = np.zeros_like(x)
     for i in range(len(x)):
         plus = sum(a_pos[i, j] * (pos[j] - x[i]) for j in range(len(pos))) * a_neg[i].sum()
         minus = sum(a_neg[i, j] * (neg[j] - x[i]) for j in range(len(neg))) * a_pos[i].sum()
         v[i] = attraction * plus - repulsion * minus
+    return v
+
+
+def mmd(x, pos, temperature, kernel):
+    """−½ of the gradient of 2 E ξ(x, x') − 2 E ξ(x, y), written out; a sample does not push itself."""
+    x, pos = np.asarray(x, np.float64), np.asarray(pos, np.float64)
+    v = np.zeros_like(x)
+    for i in range(len(x)):
+        for sign, others in ((1, pos), (-1, x)):
+            for y in others:
+                d = np.sqrt(np.sum((y - x[i]) ** 2))
+                unit = temperature if kernel == "gaussian" else d
+                if d > 0:
+                    v[i] += (
+                        sign
+                        * KERNELS[kernel](d, temperature)
+                        * (y - x[i])
+                        / (unit * temperature)
+                        / len(others)
+                    )
     return v
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from driftgen.errors import InputError, unknown_name
+from driftgen.field import pairwise_distance
 
 __all__ = ["DISTRIBUTIONS", "Toy", "from_points", "get_toy", "load_points"]
 
@@ -107,7 +108,7 @@ def get_toy(name: str) -> Toy:
     """The distribution of that name, or that of the points in a ``.npy`` file."""
     if name in DISTRIBUTIONS:
         return DISTRIBUTIONS[name]()
-    if name.endswith(".npy") or Path(name).exists():
+    if isinstance(name, str) and name and (name.endswith(".npy") or Path(name).exists()):
         return from_points(load_points(Path(name)), Path(name).stem)
     raise unknown_name("distribution", name, [*DISTRIBUTIONS, "FILE.npy"])
 
@@ -115,34 +116,28 @@ def get_toy(name: str) -> Toy:
 def load_points(path: Path) -> Tensor:
     """The points of a ``.npy`` file, ``[n, 2]`` float32, checked."""
     try:
+        with path.open("rb") as file:
+            if file.read(6) != b"\x93NUMPY":
+                raise ValueError("no NumPy array")
         array = np.load(path, allow_pickle=False)
     except FileNotFoundError:
         raise InputError(f"{path} does not exist") from None
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, MemoryError) as error:
         raise InputError(
             f"{path} is not a readable .npy array: write one with numpy.save ({error})"
         ) from None
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
+    if array.dtype.kind not in "fiu":
         raise InputError(f"{path} does not hold an array of numbers: write one with numpy.save")
-    if array.ndim != 2 or array.shape[1] != 2:
-        raise InputError(f"{path} has shape {list(array.shape)}: points must have shape [n, 2]")
-    if len(array) < 4:
-        raise InputError(
-            f"{path} holds {len(array)} point(s): at least 4 are needed, half of them to judge by"
-        )
-    points = torch.from_numpy(array.astype(np.float32))
-    bad = (~points.isfinite()).any(dim=1).sum().item()
-    if bad:
-        raise InputError(f"{path} holds NaN or infinite values in {bad} of {len(points)} points: remove them")
-    if (points == points[0]).all():
-        raise InputError(f"{path} holds {len(points)} copies of one point: there is nothing to learn")
-    return points
+    return _checked(torch.from_numpy(array.astype(np.float64)), str(path))
 
 
 def from_points(points: Tensor, name: str = "points") -> Toy:
-    """The distribution of given points: a random half is drawn from, the other half is held out."""
+    """The distribution of given points ``[n, 2]``: a random half is drawn from, the other half is held
+    out.
+    """
+    points = _checked(points, "points")
     order = torch.randperm(len(points), generator=torch.Generator().manual_seed(0))
-    halves = points[order[::2]], points[order[1::2]]
+    seen, held_out = points[order[::2]], points[order[1::2]]
 
     def sampler(half: Tensor) -> Sampler:
         def sample(n: int, generator: torch.Generator | None = None) -> Tensor:
@@ -150,6 +145,28 @@ def from_points(points: Tensor, name: str = "points") -> Toy:
 
         return sample
 
-    a, b = halves[0][:1024], halves[1][:1024]
-    temperature = 0.25 * float(torch.cdist(a, b).mean())
-    return Toy(name, sampler(halves[0]), temperature, holdout=sampler(halves[1]))
+    temperature = 0.25 * float(pairwise_distance(seen[:1024], held_out[:1024]).mean())
+    return Toy(name, sampler(seen), temperature, holdout=sampler(held_out))
+
+
+def _checked(points: Tensor, where: str) -> Tensor:
+    """The points in float32, or an error that says what is wrong with them."""
+    if points.ndim != 2 or points.shape[1] != 2:
+        raise InputError(f"{where} has shape {list(points.shape)}: points must have shape [n, 2]")
+    if len(points) < 4:
+        raise InputError(
+            f"{where} holds {len(points)} point(s): at least 4 are needed, half of them to judge by"
+        )
+    bad = int((~points.isfinite()).any(dim=1).sum())
+    if bad:
+        raise InputError(
+            f"{where} holds NaN or infinite values in {bad} of {len(points)} points: remove them"
+        )
+    if (points == points[0]).all():
+        raise InputError(f"{where} holds {len(points)} copies of one point: there is nothing to learn")
+    spread = float(points.std(dim=0).max())
+    if not 1e-6 <= spread <= 1e6:
+        raise InputError(f"{where} has a spread of {spread:.1e}: scale the points to about 1")
+    if float(points.abs().max()) > 1e4 * spread:
+        raise InputError(f"{where} lies too far from 0 for its spread of {spread:.1e}: subtract the mean")
+    return points.float()

@@ -26,8 +26,8 @@ class MLP(nn.Module):
         super().__init__()
         sizes = {"noise_dim": noise_dim, "data_dim": data_dim, "hidden": hidden, "depth": depth}
         for argument, size in sizes.items():
-            if size < 1:
-                raise InputError(f"{argument}={size} must be at least 1")
+            if not isinstance(size, int) or size < 1:
+                raise InputError(f"{argument}={size!r} must be a whole number, at least 1")
         self.noise_dim, self.data_dim = noise_dim, data_dim
         layers: list[nn.Module] = []
         width = noise_dim

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +57,7 @@ def draw_evolution(evolution: Evolution, path: Path, title: str) -> None:
         curve = figure.add_subplot(rows[1, :])
         _curve(curve, evolution, shown)
         curve.legend(handles=_handles(), loc="upper right", fontsize=14, handletextpad=0.1)
-        figure.suptitle(title, x=0.01, ha="left", fontsize=16, fontweight="bold")
+        figure.suptitle(_plain(title), x=0.01, ha="left", fontsize=16, fontweight="bold")
         _save(figure, path)
 
 
@@ -74,7 +76,7 @@ def draw_comparison(runs: dict[str, Evolution], path: Path, title: str) -> None:
             panel.set_title(name, fontsize=13)
             panel.set_xlabel(f"energy distance {run.metrics['energy_distance']:.3f}", fontsize=12)
         figure.legend(handles=_handles(), loc="outside lower center", ncols=2, fontsize=14)
-        figure.suptitle(title, x=0.01, ha="left", fontsize=16, fontweight="bold")
+        figure.suptitle(_plain(title), x=0.01, ha="left", fontsize=16, fontweight="bold")
         _save(figure, path)
 
 
@@ -91,7 +93,7 @@ def write_animation(evolution: Evolution, path: Path, title: str) -> None:
         left, right = figure.subplots(1, 2)
         steps = sorted(evolution.frames)
         box = _limits(evolution)
-        figure.suptitle(title, x=0.01, ha="left", fontsize=15, fontweight="bold")
+        figure.suptitle(_plain(title), x=0.01, ha="left", fontsize=15, fontweight="bold")
         generated = _scatter(left, evolution.data, evolution.frames[steps[0]], box)
         (line,) = _curve(right, evolution, [])
         line.set_alpha(0.0)
@@ -110,9 +112,8 @@ def write_animation(evolution: Evolution, path: Path, title: str) -> None:
             pixels = np.asarray(canvas.buffer_rgba())[..., :3]
             pictures.append(Image.fromarray(pixels).quantize(64))
     duration = [80] * (len(pictures) - 1) + [1500]
-    scratch = path.with_suffix(".partial.gif")
-    pictures[0].save(scratch, save_all=True, append_images=pictures[1:], duration=duration, loop=0)
-    scratch.replace(path)
+    with _whole(path) as scratch:
+        pictures[0].save(scratch, save_all=True, append_images=pictures[1:], duration=duration, loop=0)
 
 
 def _scatter(axes: Axes, data: Tensor, generated: Tensor, box: Box) -> PathCollection:
@@ -174,8 +175,12 @@ def _limits(evolution: Evolution) -> Box:
 def _box(points: np.ndarray, margin: float) -> Box:
     low, high = np.quantile(points, 0.001, axis=0), np.quantile(points, 0.999, axis=0)
     centre, half = (low + high) / 2, (high - low) / 2 * (1 + margin)
-    half = np.maximum(half, 0.5 * half.max())  # equal axes, no needless emptiness
+    half = np.maximum(half, max(0.5 * half.max(), 1e-6))  # equal axes, no needless emptiness
     return centre[0] - half[0], centre[0] + half[0], centre[1] - half[1], centre[1] + half[1]
+
+
+def _plain(text: str) -> str:
+    return text.replace("$", r"\$")  # a file name is no formula
 
 
 def _spread(steps: list[int], count: int) -> list[int]:
@@ -185,6 +190,16 @@ def _spread(steps: list[int], count: int) -> list[int]:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    scratch = path.with_suffix(".partial.png")
-    figure.savefig(scratch, dpi=110, facecolor="white")
-    scratch.replace(path)
+    with _whole(path) as scratch:
+        figure.savefig(scratch, dpi=110, facecolor="white")
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """A path to write to that becomes ``path`` when all went well, and vanishes when not."""
+    scratch = path.with_name(f"{path.stem}.partial{path.suffix}")
+    try:
+        yield scratch
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)

@@ -95,7 +95,7 @@ def study_table(runs: dict[str, Evolution]) -> str:
 
 
 def _write_json(path: Path, record: dict[str, Any]) -> None:
-    _write_text(path, json.dumps(record, indent=1) + "\n")
+    _write_text(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
 def _write_text(path: Path, text: str) -> None:

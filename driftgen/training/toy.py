@@ -48,19 +48,25 @@ class ToyConfig:
     def __post_init__(self) -> None:
         if self.init not in INITS:
             raise unknown_name("init", self.init, INITS)
-        for name, least in (("steps", 1), ("samples", 2), ("positives", 1), ("seed", 0)):
+        bounds = {
+            "steps": (1, 10**7),
+            "samples": (2, 20_000),
+            "positives": (1, 20_000),
+            "seed": (0, 2**63 - 1),
+        }
+        for name, (least, most) in bounds.items():
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise InputError(f"{name}={value} must be at least {least}")
+            if value is not None and not (isinstance(value, int) and least <= value <= most):
+                raise InputError(f"{name}={value} must be a whole number from {least} to {most}")
         if self.temperature is not None:
             check_temperature("temperature", self.temperature)
         get_kernel(self.kernel)
         get_normalization(self.normalization)
         for name in ("attraction", "repulsion"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise InputError(f"{name}={getattr(self, name)} must be a number that is not negative")
-        if not 0 < self.learning_rate < math.inf:
-            raise InputError(f"learning_rate={self.learning_rate} must be a positive number")
+            if not 0 <= getattr(self, name) <= 100:
+                raise InputError(f"{name}={getattr(self, name)} must be a number from 0 to 100")
+        if not 0 < self.learning_rate <= 1:
+            raise InputError(f"learning_rate={self.learning_rate} must be a positive number, at most 1")
 
     def filled(self, toy: Toy) -> ToyConfig:
         """The same with every default filled in."""
