@@ -1,5 +1,7 @@
 """f: what turns noise into samples, in one call."""
 
+from driftgen.generators.dit import DiT, DiTConfig
 from driftgen.generators.mlp import MLP
+from driftgen.generators.noise import Generator, Noise
 
-__all__ = ["MLP"]
+__all__ = ["MLP", "DiT", "DiTConfig", "Generator", "Noise"]

@@ -1,0 +1,399 @@
+"""The ResNet-style masked autoencoder: encoder, decoder, objective (appendix "Implementation of ResNet-style
+MAE")."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from driftgen.errors import InputError, unknown_name
+from driftgen.features.pyramid import at_least_float32, feature_pyramid
+
+__all__ = ["MAEOutput", "ResNetMAE"]
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "latent-256": {"in_channels": 4, "base_channels": 256, "patchify": 1, "num_classes": 1000},
+    "latent-640": {"in_channels": 4, "base_channels": 640, "patchify": 1, "num_classes": 1000},
+    "pixel-640": {"in_channels": 3, "base_channels": 640, "patchify": 8, "num_classes": 1000},
+}
+
+
+@dataclass(frozen=True)
+class MAEOutput:
+    """What one call of :meth:`ResNetMAE.loss` found; all float32.
+
+    Attributes:
+        loss: scalar to call ``backward()`` on, the mean of ``per_sample``.
+        per_sample: ``[B]``, λ · classification loss + (1 − λ) · reconstruction loss.
+        recon_loss: ``[B]``, squared error per masked location, **summed** over channels.
+        mask_ratio: ``[B]``, share of locations that were masked.
+        cls_loss: ``[B]``, cross entropy of the linear classifier; None without labels.
+        accuracy: ``[B]``, 1 where the classifier is right; None without labels.
+    """
+
+    loss: Tensor
+    per_sample: Tensor
+    recon_loss: Tensor
+    mask_ratio: Tensor
+    cls_loss: Tensor | None = None
+    accuracy: Tensor | None = None
+
+
+class ResNetMAE(nn.Module):
+    """A convolutional masked autoencoder whose encoder is the paper's φ.
+
+    Fully convolutional: any height and width that ``patchify`` divides and that leaves every stage a pixel.
+    Images are ``[B, C, H, W]``. Under autocast to bfloat16 maps and means are bfloat16; group statistics,
+    standard deviations and the objective stay float32.
+
+    Example::
+
+        mae = ResNetMAE(in_channels=3, base_channels=64, num_classes=10)
+        mae.loss(images, labels=labels, cls_weight=0.1).loss.backward()
+        mae.features(images)["layer1_blk2_mean_4"]      # [B, V, D]
+
+    Args:
+        in_channels: channels of the images, before ``patchify``.
+        base_channels: C, the width of the first stage; stage i has 2^(i-1) · C channels.
+        blocks: basic blocks per stage; as many stages as entries. Each stage after the first halves the map.
+        patchify: side of the patches that become channels before all else: 1 for latents, 8 for 256 pixels.
+        mask_ratio: probability that a patch is masked.
+        mask_patch: side of the masked patches, in locations after ``patchify``.
+        decoder: whether to build the decoder; features do not need it, :meth:`loss` does.
+        num_classes: classes of the linear head for classification fine-tuning; None for no head.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 4,
+        base_channels: int = 256,
+        blocks: Sequence[int] = (3, 4, 6, 3),
+        patchify: int = 1,
+        mask_ratio: float = 0.5,
+        mask_patch: int = 2,
+        decoder: bool = True,
+        num_classes: int | None = None,
+    ) -> None:
+        super().__init__()
+        sizes = {
+            "in_channels": in_channels,
+            "base_channels": base_channels,
+            "patchify": patchify,
+            "mask_patch": mask_patch,
+        }
+        if num_classes is not None:
+            sizes["num_classes"] = num_classes
+        for argument, size in sizes.items():
+            if size < 1:
+                raise InputError(f"{argument}={size} must be at least 1")
+        if len(blocks) == 0 or min(blocks) < 1:
+            raise InputError(f"blocks={tuple(blocks)} must name at least one block for each stage")
+        if not 0 < mask_ratio <= 1:
+            raise InputError(f"mask_ratio={mask_ratio} must be above 0 and at most 1")
+        self.in_channels, self.base_channels, self.blocks = in_channels, base_channels, tuple(blocks)
+        self.patchify, self.mask_ratio, self.mask_patch = patchify, float(mask_ratio), mask_patch
+        self.num_classes = num_classes
+        channels = in_channels * patchify**2
+        widths = [base_channels * 2**i for i in range(len(blocks))]
+        self.encoder = _Encoder(channels, widths, self.blocks)
+        self.decoder = _Decoder(widths, channels) if decoder else None
+        self.classifier = None if num_classes is None else nn.Linear(widths[-1], num_classes)
+        self.reset_parameters()
+
+    @classmethod
+    def preset(cls, name: str) -> ResNetMAE:
+        """One of the paper's encoders: ``"latent-256"``, ``"latent-640"`` or ``"pixel-640"``."""
+        if name not in PRESETS:
+            raise unknown_name("name", name, PRESETS)
+        return cls(**PRESETS[name])
+
+    def reset_parameters(self) -> None:
+        """He initialisation, which keeps the variance through ReLU; the classifier starts small."""
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.01)
+                nn.init.zeros_(module.bias)
+
+    def extra_repr(self) -> str:
+        return f"blocks={self.blocks}, patchify={self.patchify}, mask_ratio={self.mask_ratio}"
+
+    def patches(self, x: Tensor) -> Tensor:
+        """x with patches as channels, ``[B, C · p², H / p, W / p]``, in the type that the network works in.
+
+        Channels come in the release's order: row in the patch, column in the patch, channel of the image.
+        """
+        p = self.patchify
+        if x.ndim != 4 or x.shape[1] != self.in_channels:
+            raise InputError(
+                f"x has shape {list(x.shape)}, expected [B, in_channels={self.in_channels}, H, W]"
+            )
+        if not x.is_floating_point():
+            raise InputError(f"x is {x.dtype}: convert it to floating point, scaled to about -1 ... 1")
+        b, c, h, w = x.shape
+        if h % p or w % p:
+            raise InputError(f"x is {h}x{w} pixels: patchify={p} must divide both")
+        least = 2 ** (len(self.blocks) - 1)
+        if min(h, w) < least * p:
+            raise InputError(
+                f"x is {h}x{w} pixels: {len(self.blocks)} stages need at least {least * p}x{least * p}, "
+                "give blocks fewer entries or patchify a smaller value"
+            )
+        groups = _groups(least * self.base_channels)
+        if least * self.base_channels == groups and max(h, w) <= least * p:
+            raise InputError(
+                f"x is {h}x{w} pixels: with base_channels={self.base_channels} every group of the last stage "
+                "would be a single number, raise base_channels or give blocks fewer entries"
+            )
+        kind = x.device.type
+        working = self.encoder.conv1.weight.dtype
+        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+            working = torch.get_autocast_dtype(kind)
+        x = x.to(working)
+        if p == 1:
+            return x
+        x = x.reshape(b, c, h // p, p, w // p, p).permute(0, 3, 5, 1, 2, 4)
+        return x.reshape(b, p * p * c, h // p, w // p)
+
+    def encode(self, x: Tensor, *, every_k_block: int = 2) -> dict[str, Tensor]:
+        """The feature maps f_i by name, each ``[B, C_i, H_i, W_i]`` (appendix "MAE Encoder").
+
+        ``conv1``, then ``layer1``, ``layer2``, ... (the normalised output of each stage), then
+        ``layerN_blkK`` for every ``every_k_block``-th block, before normalisation; 0 gives no blocks.
+        """
+        _check_every(every_k_block)
+        maps: dict[str, Tensor] = self.encoder(self.patches(x), every_k_block)
+        return maps
+
+    def features(
+        self,
+        x: Tensor,
+        *,
+        every_k_block: int = 2,
+        vectors: bool = True,
+        mean_std: bool = True,
+        patch_sizes: Sequence[int] = (2, 4),
+        norm_x: bool = True,
+    ) -> dict[str, Tensor]:
+        """φ_j(x), ``[B, V, D]`` each, under the release's names (appendix "Multi-scale Features ...").
+
+        ``norm_x`` is √(mean x² + 1e-6) of each channel of the patchified input; all else comes from
+        :meth:`encode` through :func:`feature_pyramid`, whose switches these are.
+        """
+        _check_every(every_k_block)
+        patches = self.patches(x)
+        features: dict[str, Tensor] = {}
+        if norm_x:
+            features["norm_x"] = ((patches * patches).mean((2, 3)) + 1e-6).sqrt()[:, None]
+        maps = self.encoder(patches, every_k_block)
+        return features | feature_pyramid(maps, vectors=vectors, mean_std=mean_std, patch_sizes=patch_sizes)
+
+    def sample_mask(
+        self, n: int, generator: torch.Generator | None = None, *, size: tuple[int, int] = (32, 32)
+    ) -> Tensor:
+        """``[n, 1, *size]`` of 0 and 1 (masked) for maps of ``size`` after patchify (appendix "Masking").
+
+        Each patch is masked independently. Drawn on the CPU, so that a seed gives the same mask everywhere.
+        """
+        if n < 1 or min(size) < 1:
+            raise InputError(f"n={n} and size={tuple(size)} must be at least 1")
+        (h, w), p = size, self.mask_patch
+        uniform = torch.rand(n, 1, math.ceil(h / p), math.ceil(w / p), generator=generator)
+        mask = (uniform < self.mask_ratio).float()
+        mask = mask.repeat_interleave(p, dim=2).repeat_interleave(p, dim=3)[:, :, :h, :w]
+        return mask.to(self.encoder.conv1.weight.device)
+
+    def reconstruct(self, x: Tensor, mask: Tensor) -> Tensor:
+        """The decoder's view of the masked input, ``[B, C · p², H / p, W / p]``, not unpatchified."""
+        return self._reconstruct(self.patches(x), mask)[0]
+
+    def loss(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        cls_weight: float | Tensor = 0.0,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> MAEOutput:
+        """λ L_cls + (1 − λ) L_recon (appendix "Classification fine-tuning"); λ = 0 is pretraining.
+
+        Args:
+            x: images.
+            mask: ``[B, 1, H / patchify, W / patchify]``, 1 where masked; drawn by :meth:`sample_mask` if
+                None.
+            labels: ``[B]`` classes, needed where λ is not 0.
+            cls_weight: λ.
+            generator: of the mask.
+        """
+        target = self.patches(x)
+        if mask is None:
+            mask = self.sample_mask(len(x), generator, size=(target.shape[2], target.shape[3]))
+        if labels is None and not (isinstance(cls_weight, int | float) and cls_weight == 0):
+            raise InputError("labels is None: cls_weight other than 0 needs them")
+        if labels is not None:
+            self._check_labels(labels, len(x))
+        prediction, last = self._reconstruct(target, mask)
+        mask = at_least_float32(mask)
+        error = (at_least_float32(prediction) - at_least_float32(target)).square()
+        # The mask has one channel, so this is a sum over channels (the release's scale). A mask without a
+        # single masked location gives 0, not 0/0.
+        recon = (error * mask).sum((1, 2, 3)) / mask.sum((1, 2, 3)).clamp(min=1)
+        ratio = mask.mean((1, 2, 3))
+        if labels is None:
+            return MAEOutput(recon.mean(), recon, recon, ratio)
+        assert self.classifier is not None
+        logits = at_least_float32(self.classifier(last.mean((2, 3))))
+        cls = F.cross_entropy(logits, labels.long(), reduction="none")
+        accuracy = (logits.argmax(1) == labels).float()
+        per_sample = cls_weight * cls + (1 - cls_weight) * recon
+        return MAEOutput(per_sample.mean(), per_sample, recon, ratio, cls, accuracy)
+
+    # Wrappers such as DistributedDataParallel only know ``forward``.
+    forward = loss
+
+    def _reconstruct(self, patches: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """The reconstruction, and the last stage's map of the masked input."""
+        if self.decoder is None:
+            raise InputError("decoder=False was chosen: build the model with decoder=True to reconstruct")
+        expected = [len(patches), 1, *patches.shape[2:]]
+        if list(mask.shape) != expected:
+            raise InputError(f"mask has shape {list(mask.shape)}, expected {expected}")
+        maps = self.encoder(patches * (1 - mask.to(patches.dtype)), 0)
+        skips = [maps["conv1"], *(maps[f"layer{i + 1}"] for i in range(len(self.blocks)))]
+        prediction: Tensor = self.decoder(skips)
+        return prediction, skips[-1]
+
+    def _check_labels(self, labels: Tensor, n: int) -> None:
+        if self.num_classes is None:
+            raise InputError("labels is given, but the model has no classifier: build it with num_classes")
+        if labels.shape != (n,) or labels.is_floating_point():
+            raise InputError(f"labels is {labels.dtype} {list(labels.shape)}, expected {n} integers")
+        # A look at the values would stall a GPU's queue and break a compiled graph.
+        if labels.device.type == "cpu" and not torch.compiler.is_compiling():
+            wrong = labels[(labels < 0) | (labels >= self.num_classes)]
+            if len(wrong):
+                raise InputError(f"labels holds {int(wrong[0])}: num_classes={self.num_classes}")
+
+
+def _check_every(every_k_block: int) -> None:
+    if every_k_block < 0:
+        raise InputError(f"every_k_block={every_k_block} must be at least 0 (0: no block outputs)")
+
+
+def _groups(channels: int) -> int:
+    """Normalisation groups: the release's 32, or as many as there are channels if fewer."""
+    # The release fails where 32 does not divide; the largest number that does is ours.
+    return channels if channels < 32 else math.gcd(32, channels)
+
+
+class _Norm(nn.GroupNorm):
+    """GroupNorm with float32 statistics whose output has the type of its input, under autocast too."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(_groups(channels), channels, eps=1e-6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = at_least_float32(self.weight), at_least_float32(self.bias)
+        return F.group_norm(at_least_float32(x), self.num_groups, weight, bias, self.eps).to(x.dtype)
+
+
+class _Conv(nn.Conv2d):
+    """A convolution without bias, padded by half its kernel: ⌈size / stride⌉ pixels come out."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> None:
+        super().__init__(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+
+
+class _Block(nn.Module):
+    """A basic residual block: two 3×3 convolutions, and a projection where the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.gn1 = _Conv(inputs, outputs, stride=stride), _Norm(outputs)
+        self.conv2, self.gn2 = _Conv(outputs, outputs), _Norm(outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride > 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(_Conv(inputs, outputs, 1, stride), _Norm(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.gn1(self.conv1(x)))
+        return F.relu(self.gn2(self.conv2(y)) + self.shortcut(x))
+
+
+class _Encoder(nn.Module):
+    def __init__(self, channels: int, widths: Sequence[int], blocks: Sequence[int]) -> None:
+        super().__init__()
+        self.conv1, self.gn1 = _Conv(channels, widths[0]), _Norm(widths[0])
+        self.stages = nn.ModuleList()
+        inputs = widths[0]
+        for i, (width, count) in enumerate(zip(widths, blocks, strict=True)):
+            first = _Block(inputs, width, stride=1 if i == 0 else 2)
+            self.stages.append(nn.ModuleList([first, *(_Block(width, width, 1) for _ in range(count - 1))]))
+            inputs = width
+        self.norms = nn.ModuleList(_Norm(width) for width in widths)
+
+    def forward(self, x: Tensor, every_k_block: int) -> dict[str, Tensor]:
+        x = F.relu(self.gn1(self.conv1(x)))
+        maps, inner = {"conv1": x}, {}
+        for i, (stage, norm) in enumerate(zip(self.stages, self.norms, strict=True), start=1):
+            assert isinstance(stage, nn.ModuleList)
+            for k, block in enumerate(stage, start=1):
+                x = block(x)
+                if every_k_block and k % every_k_block == 0:
+                    inner[f"layer{i}_blk{k}"] = x
+            # The normalised map, not the block's output, also feeds the next stage and the decoder.
+            maps[f"layer{i}"] = x = norm(x)
+        return maps | inner
+
+
+class _ConvNormReLU(nn.Module):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.conv, self.gn = _Conv(inputs, outputs), _Norm(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.gn(self.conv(x)))
+
+
+class _Up(nn.Module):
+    """Bilinear upsampling to the size of the skip connection, concatenation, GN, two convolutions."""
+
+    def __init__(self, inputs: int, skip: int) -> None:
+        super().__init__()
+        self.norm = _Norm(inputs + skip)
+        self.proj, self.refine = _ConvNormReLU(inputs + skip, skip), _ConvNormReLU(skip, skip)
+
+    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+        if x.shape[-2:] != skip.shape[-2:]:
+            x = F.interpolate(x, size=skip.shape[-2:], mode="bilinear", align_corners=False)
+        x = self.norm(torch.cat([x, skip], dim=1))
+        result: Tensor = self.refine(self.proj(x))
+        return result
+
+
+class _Decoder(nn.Module):
+    """From the last stage's map through all earlier ones to the (patchified) input."""
+
+    def __init__(self, widths: Sequence[int], channels: int) -> None:
+        super().__init__()
+        skips = [widths[0], *widths]
+        self.bridge = _ConvNormReLU(skips[-1], skips[-1])
+        self.ups = nn.ModuleList(_Up(i, s) for i, s in zip(skips[:0:-1], skips[-2::-1], strict=True))
+        self.head = nn.Conv2d(widths[0], channels, 1)
+
+    def forward(self, skips: Sequence[Tensor]) -> Tensor:
+        x = self.bridge(skips[-1])
+        for up, skip in zip(self.ups, reversed(skips[:-1]), strict=True):
+            x = up(x, skip)
+        result: Tensor = self.head(x)
+        return result

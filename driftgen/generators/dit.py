@@ -1,0 +1,354 @@
+"""DiT: the paper's generator, a Transformer from noise, label and guidance strength to a sample (appendix
+"Generator Architecture")."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from driftgen.errors import InputError, unknown_name
+from driftgen.generators.noise import Noise, draw_noise
+
+__all__ = ["DiT", "DiTConfig"]
+
+
+@dataclass(frozen=True)
+class DiTConfig:
+    """The shape of a :class:`DiT`. The defaults are the paper's B/2 for 32×32×4 latents."""
+
+    input_size: int = 32
+    in_channels: int = 4
+    patch_size: int = 2
+    hidden_size: int = 768
+    depth: int = 12
+    num_heads: int = 12
+    mlp_ratio: float = 4.0
+    num_classes: int = 1000
+    context_tokens: int = 16  # in-context conditioning tokens, ahead of the image tokens
+    style_codebooks: int = 32
+    style_entries: int = 64
+    qk_norm: bool = True
+    swiglu: bool = True
+    rope: bool = True
+    rms_norm: bool = True
+    attention_float32: bool = False  # attention in float32 whatever the rest runs in
+
+    def __post_init__(self) -> None:
+        sizes = {k: v for k, v in asdict(self).items() if isinstance(v, int) and not isinstance(v, bool)}
+        for name, value in sizes.items():
+            if value < (0 if name in ("context_tokens", "style_codebooks") else 1):
+                raise InputError(f"{name}={value} is too small")
+        if self.input_size % self.patch_size:
+            raise InputError(f"patch_size={self.patch_size} does not divide input_size={self.input_size}")
+        if self.hidden_size % self.num_heads or (self.hidden_size // self.num_heads) % 2:
+            raise InputError(
+                f"num_heads={self.num_heads} must divide hidden_size={self.hidden_size} into even heads"
+            )
+        if self.hidden_size % 4:
+            raise InputError(f"hidden_size={self.hidden_size} must be a multiple of 4")
+
+    @property
+    def tokens(self) -> int:
+        """Number of image tokens."""
+        return (self.input_size // self.patch_size) ** 2
+
+    @property
+    def mlp_size(self) -> int:
+        """Width of the feed-forward layer: SwiGLU takes two thirds of it, rounded up to a multiple of 32."""
+        width = int(self.hidden_size * self.mlp_ratio)
+        return math.ceil(int(width * 2 / 3) / 32) * 32 if self.swiglu else width
+
+
+_LARGE = {"hidden_size": 1024, "depth": 24, "num_heads": 16}
+_PIXEL = {"input_size": 256, "in_channels": 3, "patch_size": 16, "attention_float32": True}
+_SMALL = {"in_channels": 3, "hidden_size": 384, "depth": 12, "num_heads": 6, "num_classes": 10}
+PRESETS: dict[str, dict[str, Any]] = {
+    "B/2": {},
+    "L/2": {**_LARGE},
+    "B/16": {**_PIXEL},
+    "L/16": {**_PIXEL, **_LARGE},
+    # For images of 32 and 64 pixels: 256 tokens like the paper's.
+    "S/2-32px": {**_SMALL, "input_size": 32, "patch_size": 2},
+    "S/4-64px": {**_SMALL, "input_size": 64, "patch_size": 4},
+}
+
+
+class DiT(nn.Module):
+    """x = f(ε, c, α), noise ``[B, C, H, W]`` to samples of the same shape, in one call.
+
+    ``options`` are fields of :class:`DiTConfig`, on top of ``config`` where one is given.
+    ``checkpoint_blocks`` trades a second forward pass of each block for its activations.
+    """
+
+    def __init__(
+        self, config: DiTConfig | None = None, *, checkpoint_blocks: bool = False, **options: Any
+    ) -> None:
+        super().__init__()
+        for option in options:
+            if option not in DiTConfig.__dataclass_fields__:
+                raise unknown_name("option", option, DiTConfig.__dataclass_fields__)
+        c = self.config = replace(config or DiTConfig(), **options)
+        self.checkpoint_blocks = checkpoint_blocks
+        h, patch = c.hidden_size, c.patch_size**2 * c.in_channels
+        self.class_embedding = nn.Embedding(c.num_classes, h)
+        self.style_embeddings = nn.ModuleList(
+            nn.Embedding(c.style_entries, h) for _ in range(c.style_codebooks)
+        )
+        self.alpha_embedding = AlphaEmbedding(h)
+        self.patch_embedding = nn.Linear(patch, h)
+        self.context_projection = nn.Linear(h, h)
+        self.context = nn.Parameter(torch.empty(1, c.context_tokens, h))
+        self.positions = nn.Parameter(torch.empty(1, c.tokens, h))
+        self.blocks = nn.ModuleList(Block(c) for _ in range(c.depth))
+        self.final = Final(c, patch)
+        self.reset_parameters()
+
+    @classmethod
+    def preset(cls, name: str, *, checkpoint_blocks: bool = False, **options: Any) -> DiT:
+        """The paper's B/2, L/2 (latents), B/16, L/16 (pixels), or a small one for 32- or 64-pixel images."""
+        if name not in PRESETS:
+            raise unknown_name("preset", name, PRESETS)
+        return cls(checkpoint_blocks=checkpoint_blocks, **{**PRESETS[name], **options})
+
+    def reset_parameters(self) -> None:
+        """Xavier-uniform linears with zero biases, embeddings of standard deviation 0.02, adaLN and output
+        zero.
+        """
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+        nn.init.normal_(self.context, std=0.02)
+        side = self.config.input_size // self.config.patch_size
+        with torch.no_grad():
+            self.positions.copy_(sincos_positions(self.config.hidden_size, side))
+        for block in self.blocks:
+            nn.init.zeros_(block.modulation.weight)  # type: ignore[union-attr, arg-type]
+        nn.init.zeros_(self.final.modulation.weight)
+        nn.init.zeros_(self.final.output.weight)
+
+    def sample_noise(self, n: int, generator: torch.Generator | None = None) -> Noise:
+        """Gaussian noise and style indices for n samples, on the device of the weights; see
+        ``draw_noise``.
+        """
+        c = self.config
+        shape = (c.in_channels, c.input_size, c.input_size)
+        return draw_noise(n, shape, c.style_codebooks, c.style_entries, generator, self.positions.device)
+
+    def condition(self, labels: Tensor, alpha: Tensor | float, style: Tensor) -> Tensor:
+        """The vector ``[B, h]`` that conditions every block: class + alpha + sum of style embeddings."""
+        alpha = torch.as_tensor(alpha, dtype=torch.float32, device=labels.device).expand(labels.shape)
+        total: Tensor = self.class_embedding(labels) + self.alpha_embedding(alpha)
+        for i, embedding in enumerate(self.style_embeddings):
+            total = total + embedding(style[:, i])
+        return total
+
+    def forward(self, noise: Noise, labels: Tensor, alpha: Tensor | float = 1.0) -> Tensor:
+        """f(ε, c, α): ``[B, C, H, W]``."""
+        return self.generate(noise.gaussian, self.condition(labels, alpha, noise.style))
+
+    def generate(self, gaussian: Tensor, condition: Tensor) -> Tensor:
+        """Samples from Gaussian noise and a condition vector."""
+        c = self.config
+        if gaussian.shape[1:] != (c.in_channels, c.input_size, c.input_size):
+            expected = ["B", c.in_channels, c.input_size, c.input_size]
+            raise InputError(f"noise has shape {list(gaussian.shape)}, expected {expected}")
+        x = self.patch_embedding(patchify(gaussian.to(self.positions.dtype), c.patch_size))
+        x = x + self.positions.to(x.dtype)
+        context = self.context_projection(condition)[:, None] + self.context
+        x = torch.cat([context.to(x.dtype), x], dim=1)
+        activated = F.silu(condition)
+        # Computed here, not kept: a table among the weights would be rounded with them by ``.bfloat16()``.
+        cos, sin = rope_tables(x.shape[1], c.hidden_size // c.num_heads, x.device)
+        for block in self.blocks:
+            if self.checkpoint_blocks and torch.is_grad_enabled():
+                x = checkpoint(block, x, activated, cos, sin, use_reentrant=False)
+            else:
+                x = block(x, activated, cos, sin)
+        x = self.final(x[:, c.context_tokens :], activated)
+        return unpatchify(x, c.patch_size, c.in_channels)
+
+
+class AlphaEmbedding(nn.Module):
+    """The guidance strength α as a vector: 256 cosines and sines, a two-layer network, RMSNorm, times
+    0.02.
+    """
+
+    def __init__(self, hidden_size: int, frequencies: int = 128) -> None:
+        super().__init__()
+        self.frequencies = frequencies
+        self.first, self.second = nn.Linear(2 * frequencies, hidden_size), nn.Linear(hidden_size, hidden_size)
+        self.norm = RMSNorm(hidden_size)
+
+    def forward(self, alpha: Tensor) -> Tensor:
+        steps = torch.arange(self.frequencies, dtype=torch.float32, device=alpha.device)
+        angles = alpha[:, None] * torch.exp(steps * (-math.log(10_000.0) / self.frequencies))
+        waves = torch.cat([angles.cos(), angles.sin()], dim=-1).to(self.first.weight.dtype)
+        embedded: Tensor = self.norm(self.second(F.silu(self.first(waves))))
+        return 0.02 * embedded  # as small as the class embedding it is added to
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each behind a modulated norm and a gate (adaLN-zero)."""
+
+    def __init__(self, c: DiTConfig) -> None:
+        super().__init__()
+        h = c.hidden_size
+        self.attention_norm, self.mlp_norm = _norm(c), _norm(c)
+        self.attention = Attention(c)
+        self.mlp: nn.Module = SwiGLU(h, c.mlp_size) if c.swiglu else MLPLayer(h, c.mlp_size)
+        self.modulation = nn.Linear(h, 6 * h)
+
+    def forward(self, x: Tensor, condition: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        parts = float32_linear(self.modulation, condition).to(x.dtype)[:, None].chunk(6, dim=-1)
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = parts
+        x = x + gate * self.attention(self.attention_norm(x) * (1 + scale) + shift, cos, sin)
+        out: Tensor = x + mlp_gate * self.mlp(self.mlp_norm(x) * (1 + mlp_scale) + mlp_shift)
+        return out
+
+
+class Attention(nn.Module):
+    """Self-attention over all tokens with normalised queries and keys and rotary positions."""
+
+    def __init__(self, c: DiTConfig) -> None:
+        super().__init__()
+        head = c.hidden_size // c.num_heads
+        self.num_heads, self.rope, self.float32 = c.num_heads, c.rope, c.attention_float32
+        self.qkv, self.output = (
+            nn.Linear(c.hidden_size, 3 * c.hidden_size),
+            nn.Linear(c.hidden_size, c.hidden_size),
+        )
+        self.query_norm: nn.Module = RMSNorm(head) if c.qk_norm else nn.Identity()
+        self.key_norm: nn.Module = RMSNorm(head) if c.qk_norm else nn.Identity()
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        qkv = (
+            self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).transpose(1, 3)
+        )  # [B, heads, 3, tokens, head]
+        q, k, v = qkv.unbind(2)
+        q, k = self.query_norm(q), self.key_norm(k)
+        if self.rope:
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if self.float32:
+            with torch.autocast(x.device.type, enabled=False):
+                mixed = F.scaled_dot_product_attention(q.float(), k.float(), v.float()).to(v.dtype)
+        else:
+            mixed = F.scaled_dot_product_attention(q, k, v)
+        out: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+class SwiGLU(nn.Module):
+    """W₃(silu(W₁x) · W₂x)."""
+
+    def __init__(self, hidden_size: int, mlp_size: int) -> None:
+        super().__init__()
+        self.gate, self.value = nn.Linear(hidden_size, mlp_size), nn.Linear(hidden_size, mlp_size)
+        self.output = nn.Linear(mlp_size, hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.output(F.silu(self.gate(x)) * self.value(x))
+        return out
+
+
+class MLPLayer(nn.Sequential):
+    """Two linear layers with a GELU between, as in DiT."""
+
+    def __init__(self, hidden_size: int, mlp_size: int) -> None:
+        gelu = nn.GELU(approximate="tanh")
+        super().__init__(nn.Linear(hidden_size, mlp_size), gelu, nn.Linear(mlp_size, hidden_size))
+
+
+class Final(nn.Module):
+    """Modulated norm and the projection to the pixels of a patch; both start at zero."""
+
+    def __init__(self, c: DiTConfig, patch: int) -> None:
+        super().__init__()
+        self.norm = _norm(c)
+        self.modulation = nn.Linear(c.hidden_size, 2 * c.hidden_size)
+        self.output = nn.Linear(c.hidden_size, patch)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        shift, scale = float32_linear(self.modulation, condition).to(x.dtype)[:, None].chunk(2, dim=-1)
+        out: Tensor = self.output(self.norm(x) * (1 + scale) + shift)
+        return out
+
+
+class RMSNorm(nn.Module):
+    """x / √(mean(x²) + 1e-6) · weight, computed in float32."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), 1e-6).to(x.dtype)
+
+
+class LayerNorm(nn.Module):
+    """LayerNorm without parameters (the modulation has them), computed in float32."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x.float(), (self.size,), eps=1e-6).to(x.dtype)
+
+
+def _norm(c: DiTConfig) -> nn.Module:
+    make: Callable[[int], nn.Module] = RMSNorm if c.rms_norm else LayerNorm
+    return make(c.hidden_size)
+
+
+def float32_linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    """The layer in float32, also under autocast: gates that start at zero move by less than bf16 can tell."""
+    with torch.autocast(x.device.type, enabled=False):
+        return F.linear(x.float(), layer.weight.float(), layer.bias.float())
+
+
+def patchify(images: Tensor, patch: int) -> Tensor:
+    """``[B, C, H, W]`` to ``[B, tokens, patch · patch · C]``, channels innermost."""
+    b, c, height, width = images.shape
+    cut = images.reshape(b, c, height // patch, patch, width // patch, patch)
+    return cut.permute(0, 2, 4, 3, 5, 1).reshape(b, -1, patch * patch * c)
+
+
+def unpatchify(tokens: Tensor, patch: int, channels: int) -> Tensor:
+    """The inverse of :func:`patchify` for square images."""
+    b, count, _ = tokens.shape
+    side = math.isqrt(count)
+    cut = tokens.reshape(b, side, side, patch, patch, channels)
+    return cut.permute(0, 5, 1, 3, 2, 4).reshape(b, channels, side * patch, side * patch)
+
+
+def rope_tables(tokens: int, head: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+    """Cosines and sines ``[tokens, head / 2]`` of the 1-D rotary embedding over the flat index of all
+    tokens.
+    """
+    frequency = 10_000.0 ** (-torch.arange(0, head, 2, dtype=torch.float64, device=device) / head)
+    angles = torch.arange(tokens, dtype=torch.float64, device=device)[:, None] * frequency
+    return angles.cos().float(), angles.sin().float()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turns the pairs (first half, second half) of each head by their position's angle, in float32."""
+    a, b = x.float().chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
+
+
+def sincos_positions(size: int, side: int) -> Tensor:
+    """The 2-D sin-cos table ``[side², size]``; its first half holds the column, the second the row."""
+    frequency = 10_000.0 ** (-torch.arange(size // 4, dtype=torch.float64) / (size // 4))
+    index = torch.arange(side, dtype=torch.float64)
+    row, column = (t.reshape(-1, 1) * frequency for t in torch.meshgrid(index, index, indexing="ij"))
+    return torch.cat([column.sin(), column.cos(), row.sin(), row.cos()], dim=1).float()

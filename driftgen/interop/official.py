@@ -1,0 +1,147 @@
+"""The authors' released models: their artifacts in, our modules out, and back again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from driftgen.errors import InputError
+from driftgen.features.resnet_mae import ResNetMAE
+from driftgen.generators.dit import DiT
+from driftgen.interop.dit_names import official_dit_config, official_dit_names, official_dit_options
+from driftgen.interop.flax_msgpack import read_parameters, write_parameters
+from driftgen.interop.mae_names import official_mae_arguments, official_mae_names, official_mae_options
+
+__all__ = ["load_official", "save_official"]
+
+PARAMETERS, METADATA = "ema_params.msgpack", "metadata.json"
+
+
+def load_official(folder: str | Path) -> nn.Module:
+    """The model of a released artifact, a folder with ``ema_params.msgpack`` and ``metadata.json``: a
+    generator as :class:`~driftgen.generators.DiT`, a masked autoencoder as
+    :class:`~driftgen.features.ResNetMAE`.
+
+    The folder may also be the one above it, as the release writes them. Weights keep the type they are stored
+    in.
+    """
+    place = _find(Path(folder))
+    metadata = _read_metadata(place)
+    options = metadata["model_config"]
+    parameters = read_parameters(place / PARAMETERS)
+    try:
+        with torch.device("meta"):
+            model, names = _build(metadata["kind"], options, parameters)
+    except KeyError as error:
+        raise InputError(f"{place / METADATA}: model_config lacks {error}") from None
+    except InputError as error:
+        raise InputError(f"{place / METADATA}: {error}") from None
+    model.load_state_dict(_to_ours(parameters, names, model.state_dict(), place), assign=True)
+    return model
+
+
+def save_official(model: nn.Module, folder: str | Path, metadata: Mapping[str, Any] | None = None) -> Path:
+    """Writes a DiT or a ResNetMAE as a released artifact, which :func:`load_official` and the authors' code
+    read.
+
+    ``metadata`` (such as that of the artifact it came from) is kept; what it lacks is filled in.
+    """
+    if isinstance(model, DiT):
+        kind, options, names = "gen", official_dit_options(model.config), official_dit_names(model.config)
+    elif isinstance(model, ResNetMAE):
+        kind, options = "mae", official_mae_options(model)
+        names = official_mae_names(options, encoder_only=model.decoder is None)
+    else:
+        raise InputError(f"model is a {type(model).__name__}: only DiT and ResNetMAE have a released form")
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    record = {"format": "flax.msgpack", "kind": kind, "backend": "jax", **(metadata or {})}
+    record["model_config"] = {**options, **record.get("model_config", {})}
+    state = model.state_dict()
+    write_parameters(
+        place / PARAMETERS, {name: _to_theirs(name, state[names[name]]) for name in sorted(names)}
+    )
+    scratch = place / (METADATA + ".partial")
+    scratch.write_text(json.dumps(record, indent=2), encoding="utf-8")
+    scratch.replace(place / METADATA)
+    return place
+
+
+def _build(
+    kind: str, options: Mapping[str, Any], parameters: Mapping[str, Tensor]
+) -> tuple[nn.Module, dict[str, str]]:
+    """The model without numbers, and the release's name of each of its tensors."""
+    if kind == "gen":
+        config = official_dit_config(options)
+        return DiT(config), official_dit_names(config)
+    arguments = official_mae_arguments(options)
+    # An encoder exported for its features has the configuration of the whole, but neither decoder nor
+    # classifier.
+    encoder_only = not any(name.startswith("decoder/") for name in parameters)
+    if encoder_only:
+        arguments |= {"decoder": False, "num_classes": None}
+    return ResNetMAE(**arguments), official_mae_names(options, encoder_only=encoder_only)
+
+
+def _find(folder: Path) -> Path:
+    """The folder that holds the artifact: itself, or ``params_ema`` in it."""
+    for place in (folder, folder / "params_ema"):
+        if (place / METADATA).is_file():
+            return place
+    raise InputError(f"{folder} holds no released model: {METADATA} and {PARAMETERS} are expected in it")
+
+
+def _read_metadata(folder: Path) -> dict[str, Any]:
+    path = folder / METADATA
+    try:
+        metadata = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("model_config"), dict):
+        raise InputError(f"{path} holds no model_config")
+    if metadata.get("kind") not in ("gen", "mae"):
+        raise InputError(f"{path} is of kind {metadata.get('kind')!r}: known are 'gen' and 'mae'")
+    return metadata
+
+
+def _to_ours(
+    parameters: dict[str, Tensor], names: Mapping[str, str], expected: Mapping[str, Tensor], folder: Path
+) -> dict[str, Tensor]:
+    """The tensors under our names and in our layout. Empties ``parameters`` as it goes, to hold each tensor
+    once.
+    """
+    unknown, missing = sorted(parameters.keys() - names.keys()), sorted(names.keys() - parameters.keys())
+    if unknown or missing:
+        parts = [
+            _listed(what, found) for what, found in (("unknown", unknown), ("missing", missing)) if found
+        ]
+        raise InputError(f"{folder / PARAMETERS} does not fit its model_config; {'; '.join(parts)}")
+    state = {}
+    for name in list(parameters):
+        tensor = parameters.pop(name)
+        if name.endswith("/kernel"):
+            # Convolutions lie as [height, width, in, out] there, dense layers as [in, out].
+            tensor = (tensor.permute(3, 2, 0, 1) if tensor.ndim == 4 else tensor.T).contiguous()
+        want = expected[names[name]].shape
+        if tensor.shape != want:
+            raise InputError(
+                f"{folder / PARAMETERS}: {name} has shape {list(tensor.shape)}, expected {list(want)}"
+            )
+        state[names[name]] = tensor
+    return state
+
+
+def _to_theirs(name: str, tensor: Tensor) -> Tensor:
+    if not name.endswith("/kernel"):
+        return tensor
+    return (tensor.permute(2, 3, 1, 0) if tensor.ndim == 4 else tensor.T).contiguous()
+
+
+def _listed(what: str, names: list[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"{what}: {', '.join(names[:5])}{more}"
