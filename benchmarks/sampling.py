@@ -43,7 +43,7 @@ def sampling(preset: str, batches: list[int], repeats: int) -> list[dict[str, An
     """Rows for one generator: eager and compiled at each batch."""
     rows = []
     net = dg.generators.DiT.preset(preset).cuda().bfloat16().eval()
-    compiled = torch.compile(net, mode="max-autotune-no-cudagraphs")
+    compiled = torch.compile(net)
     for batch in batches:
         noise = net.sample_noise(batch)
         labels, alpha = torch.zeros(batch, dtype=torch.int64, device="cuda"), torch.ones(batch, device="cuda")
