@@ -8,7 +8,8 @@ import driftgen as dg
 from driftgen.kernels import KERNELS
 from driftgen.normalization import NORMALIZATIONS
 from tests import twin
-from tests.test_loss import CASES, GOLDEN, deviation, exact, feature_sets, golden_inputs, samples
+from tests.test_loss import CASES, GOLDEN, deviation, exact, golden_inputs, samples
+from tests.test_loss_batching import feature_sets
 
 pytestmark = pytest.mark.cuda
 
