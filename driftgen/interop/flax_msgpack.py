@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from driftgen.errors import InputError
+from driftgen.files import written_whole
 
 __all__ = ["read_parameters", "write_parameters"]
 
@@ -67,10 +68,8 @@ def write_parameters(path: Path, parameters: dict[str, Tensor]) -> None:
         for folder in folders:
             place = place.setdefault(folder, {})
         place[leaf] = tensor
-    scratch = path.with_name(path.name + ".partial")
-    with scratch.open("wb") as file:
+    with written_whole(path) as scratch, scratch.open("wb") as file:
         _write(file, msgpack.Packer(strict_types=True), tree)
-    scratch.replace(path)
 
 
 def _decode(code: int, data: bytes) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from driftgen.errors import InputError
 from driftgen.features.resnet_mae import ResNetMAE
+from driftgen.files import written_whole
 from driftgen.generators.dit import DiT
 from driftgen.interop.dit_names import official_dit_config, official_dit_names, official_dit_options
 from driftgen.interop.flax_msgpack import read_parameters, write_parameters
@@ -66,9 +67,8 @@ def save_official(model: nn.Module, folder: str | Path, metadata: Mapping[str, A
     write_parameters(
         place / PARAMETERS, {name: _to_theirs(name, state[names[name]]) for name in sorted(names)}
     )
-    scratch = place / (METADATA + ".partial")
-    scratch.write_text(json.dumps(record, indent=2), encoding="utf-8")
-    scratch.replace(place / METADATA)
+    with written_whole(place / METADATA) as scratch:
+        scratch.write_text(json.dumps(record, indent=2), encoding="utf-8")
     return place
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
+from driftgen.files import written_whole
 from driftgen.training.toy import Evolution
 
 if TYPE_CHECKING:  # matplotlib takes a second to import and is loaded where a figure is drawn
@@ -112,7 +111,7 @@ def write_animation(evolution: Evolution, path: Path, title: str) -> None:
             pixels = np.asarray(canvas.buffer_rgba())[..., :3]
             pictures.append(Image.fromarray(pixels).quantize(64))
     duration = [80] * (len(pictures) - 1) + [1500]
-    with _whole(path) as scratch:
+    with written_whole(path) as scratch:
         pictures[0].save(scratch, save_all=True, append_images=pictures[1:], duration=duration, loop=0)
 
 
@@ -190,16 +189,5 @@ def _spread(steps: list[int], count: int) -> list[int]:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    with _whole(path) as scratch:
+    with written_whole(path) as scratch:
         figure.savefig(scratch, dpi=110, facecolor="white")
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """A path to write to that becomes ``path`` when all went well, and vanishes when not."""
-    scratch = path.with_name(f"{path.stem}.partial{path.suffix}")
-    try:
-        yield scratch
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
+from driftgen.files import written_whole
+
 __all__ = ["Section", "write_page"]
 
 STYLE = """
@@ -57,9 +59,8 @@ def write_page(path: Path, title: str, introduction: str, sections: list[Section
 {body}
 <footer>{footer}</footer></main></body></html>
 """
-    scratch = path.with_name(path.name + ".partial")
-    scratch.write_text(page, encoding="utf-8")
-    scratch.replace(path)
+    with written_whole(path) as scratch:
+        scratch.write_text(page, encoding="utf-8")
     return path
 
 

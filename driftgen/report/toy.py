@@ -12,6 +12,7 @@ import torch
 
 import driftgen
 from driftgen.errors import InputError
+from driftgen.files import written_whole
 from driftgen.report.figures import draw_comparison, draw_evolution, write_animation
 from driftgen.training.toy import Evolution, ToyConfig
 
@@ -99,7 +100,5 @@ def _write_json(path: Path, record: dict[str, Any]) -> None:
 
 
 def _write_text(path: Path, text: str) -> None:
-    # Beside, then renamed: a run that is stopped leaves the old file or the new one, never half of one.
-    scratch = path.with_name(path.name + ".partial")
-    scratch.write_text(text, encoding="utf-8")
-    scratch.replace(path)
+    with written_whole(path) as scratch:
+        scratch.write_text(text, encoding="utf-8")
