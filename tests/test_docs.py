@@ -81,11 +81,13 @@ def test_readme_example_runs():
     """The ten lines, as they stand, with fewer steps."""
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert len([line for line in code.splitlines() if line.strip()]) == 10
-    short = code.replace("range(1000)", "range(101)")
+    short = "import torch\ntorch.manual_seed(0)\n" + code.replace("range(1000)", "range(101)")
     done = subprocess.run([sys.executable, "-c", short], capture_output=True, text=True, check=True)
     drifts = [json.loads(line.split(" ", 1)[1]) for line in done.stdout.splitlines()]
     assert len(drifts) == 101
-    assert drifts[-1][2] < drifts[0][2] / 3  # it learns
+    # It learns: over the last steps together, since a single step's drift is mostly sampling noise.
+    for temperature, first in enumerate(drifts[0]):
+        assert sum(d[temperature] for d in drifts[-20:]) / 20 < first / 2
 
 
 def test_no_placeholder_is_left():
