@@ -3,5 +3,6 @@
 from driftgen.generators.dit import DiT, DiTConfig
 from driftgen.generators.mlp import MLP
 from driftgen.generators.noise import Generator, Noise
+from driftgen.generators.unet import UNet2D, UNet2DConfig
 
-__all__ = ["MLP", "DiT", "DiTConfig", "Generator", "Noise"]
+__all__ = ["MLP", "DiT", "DiTConfig", "Generator", "Noise", "UNet2D", "UNet2DConfig"]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from driftgen.errors import InputError, unknown_name
+from driftgen.generators.conditioning import Conditioning, RMSNorm, float32_linear
 from driftgen.generators.noise import Noise, draw_noise
 
 __all__ = ["DiT", "DiTConfig"]
@@ -97,11 +98,7 @@ class DiT(nn.Module):
         c = self.config = replace(config or DiTConfig(), **options)
         self.checkpoint_blocks = checkpoint_blocks
         h, patch = c.hidden_size, c.patch_size**2 * c.in_channels
-        self.class_embedding = nn.Embedding(c.num_classes, h)
-        self.style_embeddings = nn.ModuleList(
-            nn.Embedding(c.style_entries, h) for _ in range(c.style_codebooks)
-        )
-        self.alpha_embedding = AlphaEmbedding(h)
+        self.conditioning = Conditioning(c.num_classes, c.style_codebooks, c.style_entries, h)
         self.patch_embedding = nn.Linear(patch, h)
         self.context_projection = nn.Linear(h, h)
         self.context = nn.Parameter(torch.empty(1, c.context_tokens, h))
@@ -145,12 +142,9 @@ class DiT(nn.Module):
         return draw_noise(n, shape, c.style_codebooks, c.style_entries, generator, self.positions.device)
 
     def condition(self, labels: Tensor, alpha: Tensor | float, style: Tensor) -> Tensor:
-        """The vector ``[B, h]`` that conditions every block: class + alpha + sum of style embeddings."""
-        alpha = torch.as_tensor(alpha, dtype=torch.float32, device=labels.device).expand(labels.shape)
-        total: Tensor = self.class_embedding(labels) + self.alpha_embedding(alpha)
-        for i, embedding in enumerate(self.style_embeddings):
-            total = total + embedding(style[:, i])
-        return total
+        """The vector ``[B, h]`` that conditions every block."""
+        vector: Tensor = self.conditioning(labels, alpha, style)
+        return vector
 
     def forward(self, noise: Noise, labels: Tensor, alpha: Tensor | float = 1.0) -> Tensor:
         """f(ε, c, α): ``[B, C, H, W]``."""
@@ -176,25 +170,6 @@ class DiT(nn.Module):
                 x = block(x, activated, cos, sin)
         x = self.final(x[:, c.context_tokens :], activated)
         return unpatchify(x, c.patch_size, c.in_channels)
-
-
-class AlphaEmbedding(nn.Module):
-    """The guidance strength α as a vector: 256 cosines and sines, a two-layer network, RMSNorm, times
-    0.02.
-    """
-
-    def __init__(self, hidden_size: int, frequencies: int = 128) -> None:
-        super().__init__()
-        self.frequencies = frequencies
-        self.first, self.second = nn.Linear(2 * frequencies, hidden_size), nn.Linear(hidden_size, hidden_size)
-        self.norm = RMSNorm(hidden_size)
-
-    def forward(self, alpha: Tensor) -> Tensor:
-        steps = torch.arange(self.frequencies, dtype=torch.float32, device=alpha.device)
-        angles = alpha[:, None] * torch.exp(steps * (-math.log(10_000.0) / self.frequencies))
-        waves = torch.cat([angles.cos(), angles.sin()], dim=-1).to(self.first.weight.dtype)
-        embedded: Tensor = self.norm(self.second(F.silu(self.first(waves))))
-        return 0.02 * embedded  # as small as the class embedding it is added to
 
 
 class Block(nn.Module):
@@ -283,17 +258,6 @@ class Final(nn.Module):
         return out
 
 
-class RMSNorm(nn.Module):
-    """x / √(mean(x²) + 1e-6) · weight, computed in float32."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), 1e-6).to(x.dtype)
-
-
 class LayerNorm(nn.Module):
     """LayerNorm without parameters (the modulation has them), computed in float32."""
 
@@ -308,12 +272,6 @@ class LayerNorm(nn.Module):
 def _norm(c: DiTConfig) -> nn.Module:
     make: Callable[[int], nn.Module] = RMSNorm if c.rms_norm else LayerNorm
     return make(c.hidden_size)
-
-
-def float32_linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    """The layer in float32, also under autocast: gates that start at zero move by less than bf16 can tell."""
-    with torch.autocast(x.device.type, enabled=False):
-        return F.linear(x.float(), layer.weight.float(), layer.bias.float())
 
 
 def patchify(images: Tensor, patch: int) -> Tensor:

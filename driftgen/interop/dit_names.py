@@ -56,22 +56,22 @@ def official_dit_config(options: Mapping[str, Any]) -> DiTConfig:
 def official_dit_names(config: DiTConfig) -> dict[str, str]:
     """The release's name of every tensor of a generator, and ours."""
     names = {
-        "Embed_0/embedding": "class_embedding.weight",
-        "RMSNorm_0/weight": "alpha_embedding.norm.weight",
+        "Embed_0/embedding": "conditioning.classes.weight",
+        "RMSNorm_0/weight": "conditioning.alpha.norm.weight",
         "LightningDiT_0/cls_embed": "context",
         "LightningDiT_0/pos_embed": "positions",
         "LightningDiT_0/FinalLayer_0/RMSNorm_0/weight": "final.norm.weight",
     }
     linears = {
-        "TimestepEmbedder_0/TorchLinear_0": "alpha_embedding.first",
-        "TimestepEmbedder_0/TorchLinear_1": "alpha_embedding.second",
+        "TimestepEmbedder_0/TorchLinear_0": "conditioning.alpha.first",
+        "TimestepEmbedder_0/TorchLinear_1": "conditioning.alpha.second",
         "LightningDiT_0/TorchLinear_0": "patch_embedding",
         "LightningDiT_0/TorchLinear_1": "context_projection",
         "LightningDiT_0/FinalLayer_0/TorchLinear_0": "final.modulation",
         "LightningDiT_0/FinalLayer_0/TorchLinear_1": "final.output",
     }
     for i in range(config.style_codebooks):
-        names[f"noise_embeds_{i}/embedding"] = f"style_embeddings.{i}.weight"
+        names[f"noise_embeds_{i}/embedding"] = f"conditioning.styles.{i}.weight"
     for i in range(config.depth):
         theirs, ours = f"LightningDiT_0/blocks_{i}", f"blocks.{i}"
         names[f"{theirs}/RMSNorm_0/weight"] = f"{ours}.attention_norm.weight"

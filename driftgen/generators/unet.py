@@ -1,0 +1,257 @@
+"""UNet2D: a convolutional generator for small images, called like the paper's :class:`DiT`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from driftgen.errors import InputError, unknown_name
+from driftgen.generators.conditioning import Conditioning, RMSNorm, float32_linear
+from driftgen.generators.noise import Noise, draw_noise
+
+__all__ = ["UNet2D", "UNet2DConfig"]
+
+
+@dataclass(frozen=True)
+class UNet2DConfig:
+    """The shape of a :class:`UNet2D`. The defaults are for 32×32×3 images; the finest level comes first."""
+
+    input_size: int = 32
+    in_channels: int = 3
+    widths: tuple[int, ...] = (64, 128, 192, 416)  # channels of each level, every one half the side before
+    blocks: tuple[int, ...] = (1, 1, 1, 2)  # residual blocks of each level, on the way down and on the way up
+    attention_levels: tuple[int, ...] = (2,)  # levels whose blocks attend; 0 is the finest
+    head_size: int = 64
+    groups: int = 32
+    condition_size: int = 256
+    num_classes: int = 10
+    style_codebooks: int = 32
+    style_entries: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("widths", "blocks", "attention_levels"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))  # a list, as JSON gives it
+        for name, value in asdict(self).items():
+            least = 0 if name in ("style_codebooks", "attention_levels") else 1
+            if min(value if isinstance(value, tuple) else (value,), default=least) < least:
+                raise InputError(f"{name}={value} is too small")
+        levels, halves = len(self.widths), 2 ** (len(self.widths) - 1)
+        if not levels or len(self.blocks) != levels:
+            raise InputError(f"blocks={self.blocks} must hold one number for each of widths={self.widths}")
+        if self.input_size % halves:
+            raise InputError(
+                f"input_size={self.input_size} cannot be halved {levels - 1} times: pad the images to "
+                f"{math.ceil(self.input_size / halves) * halves} or give fewer widths"
+            )
+        for width in self.widths:
+            if width % self.groups:
+                raise InputError(f"groups={self.groups} must divide each of widths={self.widths}")
+        for level in self.attention_levels:
+            if level >= levels:
+                raise InputError(f"attention_levels={self.attention_levels} must lie in 0 to {levels - 1}")
+            if self.widths[level] % self.head_size:
+                raise InputError(f"head_size={self.head_size} must divide the width {self.widths[level]}")
+
+
+# Narrow where there are many pixels: that is where the time goes, and few of the parameters.
+PRESETS: dict[str, dict[str, Any]] = {
+    "28px": {
+        "input_size": 28,
+        "in_channels": 1,
+        "widths": (64, 128, 256),
+        "blocks": (1, 1, 2),
+        "attention_levels": (1, 2),
+    },
+    "32px": {},
+    "64px": {
+        "input_size": 64,
+        "widths": (64, 128, 192, 256, 384),
+        "blocks": (1, 1, 1, 2, 2),
+        "attention_levels": (2, 3),
+    },
+}
+
+
+class UNet2D(nn.Module):
+    """x = f(ε, c, α), noise ``[B, C, H, W]`` to samples of the same shape, in one call.
+
+    ``options`` are fields of :class:`UNet2DConfig`, on top of ``config`` where one is given.
+    ``checkpoint_blocks`` trades a second forward pass of each block for its activations.
+    """
+
+    def __init__(
+        self, config: UNet2DConfig | None = None, *, checkpoint_blocks: bool = False, **options: Any
+    ) -> None:
+        super().__init__()
+        for option in options:
+            if option not in UNet2DConfig.__dataclass_fields__:
+                raise unknown_name("option", option, UNet2DConfig.__dataclass_fields__)
+        c = self.config = replace(config or UNet2DConfig(), **options)
+        self.checkpoint_blocks = checkpoint_blocks
+        h = c.condition_size
+        self.conditioning = Conditioning(c.num_classes, c.style_codebooks, c.style_entries, h)
+        self.input = nn.Conv2d(c.in_channels, c.widths[0], 3, padding=1)
+        self.down, self.up = nn.ModuleList(), nn.ModuleList()
+        x = c.widths[0]
+        for level, width in enumerate(c.widths):
+            if level:
+                self.down.append(nn.Conv2d(x, width, 3, stride=2, padding=1))
+            self.down.extend(Block(c, level, width) for _ in range(c.blocks[level]))
+            x = width
+        self.middle = Block(c, len(c.widths) - 1, x)
+        for level, width in reversed(list(enumerate(c.widths))):
+            for _ in range(c.blocks[level]):
+                self.up.append(Block(c, level, x + width))  # a skip is concatenated to what it takes
+                x = width
+            if level:
+                # The convolution that smooths it is the first of the next block.
+                self.up.append(nn.Upsample(scale_factor=2, mode="nearest"))
+        self.final_norm = AdaptiveNorm(c, x)
+        self.output = nn.Conv2d(x, c.in_channels, 3, padding=1)
+        self.reset_parameters()
+
+    @classmethod
+    def preset(cls, name: str, *, checkpoint_blocks: bool = False, **options: Any) -> UNet2D:
+        """One for images of 28 (grey), 32 or 64 pixels (colour)."""
+        if name not in PRESETS:
+            raise unknown_name("preset", name, PRESETS)
+        return cls(checkpoint_blocks=checkpoint_blocks, **{**PRESETS[name], **options})
+
+    def reset_parameters(self) -> None:
+        """Convolutions that keep the variance, embeddings of standard deviation 0.02; modulations and the
+        last layer of each residual branch zero.
+
+        The output is not: samples that are all alike do not repel each other, and a generator that starts
+        as a constant stays one. Here it starts as filtered noise of standard deviation near 0.8.
+        """
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.normal_(module.weight, std=1 / math.sqrt(module.weight[0].numel()))
+                nn.init.zeros_(module.bias)  # type: ignore[arg-type]
+            elif isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+        # SiLU leaves 0.6 of a standard deviation.
+        nn.init.normal_(self.output.weight, std=1.4 / math.sqrt(self.output.weight[0].numel()))
+        for module in self.modules():
+            if isinstance(module, Block):
+                nn.init.zeros_(module.second.weight)
+            elif isinstance(module, Attention):
+                nn.init.zeros_(module.output.weight)
+            elif isinstance(module, AdaptiveNorm):
+                nn.init.zeros_(module.modulation.weight)
+
+    def sample_noise(self, n: int, generator: torch.Generator | None = None) -> Noise:
+        """Gaussian noise and style indices for n samples, on the device of the weights; see
+        ``draw_noise``.
+        """
+        c = self.config
+        shape = (c.in_channels, c.input_size, c.input_size)
+        return draw_noise(n, shape, c.style_codebooks, c.style_entries, generator, self.input.weight.device)
+
+    def condition(self, labels: Tensor, alpha: Tensor | float, style: Tensor) -> Tensor:
+        """The vector ``[B, h]`` that conditions every block."""
+        vector: Tensor = self.conditioning(labels, alpha, style)
+        return vector
+
+    def forward(self, noise: Noise, labels: Tensor, alpha: Tensor | float = 1.0) -> Tensor:
+        """f(ε, c, α): ``[B, C, H, W]``."""
+        return self.generate(noise.gaussian, self.condition(labels, alpha, noise.style))
+
+    def generate(self, gaussian: Tensor, condition: Tensor) -> Tensor:
+        """Samples from Gaussian noise and a condition vector."""
+        c = self.config
+        if gaussian.shape[1:] != (c.in_channels, c.input_size, c.input_size):
+            expected = ["B", c.in_channels, c.input_size, c.input_size]
+            raise InputError(f"noise has shape {list(gaussian.shape)}, expected {expected}")
+        activated = F.silu(condition)
+        x = self.input(gaussian.to(self.input.weight.dtype))
+        skips: list[Tensor] = []
+        for layer in self.down:
+            if isinstance(layer, Block):
+                x = self._run(layer, x, activated)
+                skips.append(x)
+            else:
+                x = layer(x)
+        x = self._run(self.middle, x, activated)
+        for layer in self.up:
+            if isinstance(layer, Block):
+                x = self._run(layer, torch.cat([x, skips.pop()], dim=1), activated)
+            else:
+                x = layer(x)
+        out: Tensor = self.output(F.silu(self.final_norm(x, activated)))
+        return out
+
+    def _run(self, block: nn.Module, x: Tensor, condition: Tensor) -> Tensor:
+        if self.checkpoint_blocks and torch.is_grad_enabled():
+            return checkpoint(block, x, condition, use_reentrant=False)  # type: ignore[no-any-return]
+        out: Tensor = block(x, condition)
+        return out
+
+
+class Block(nn.Module):
+    """x + conv(silu(norm(conv(silu(norm(x)))))), with both norms modulated, then attention where the level
+    has it.
+    """
+
+    def __init__(self, c: UNet2DConfig, level: int, channels: int) -> None:
+        super().__init__()
+        width = c.widths[level]
+        self.first_norm, self.second_norm = AdaptiveNorm(c, channels), AdaptiveNorm(c, width)
+        self.first = nn.Conv2d(channels, width, 3, padding=1)
+        self.second = nn.Conv2d(width, width, 3, padding=1)
+        self.shortcut: nn.Module = nn.Identity() if channels == width else nn.Conv2d(channels, width, 1)
+        self.attention: nn.Module = Attention(c, width) if level in c.attention_levels else nn.Identity()
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        h = self.first(F.silu(self.first_norm(x, condition)))
+        h = self.second(F.silu(self.second_norm(h, condition)))
+        out: Tensor = self.attention(self.shortcut(x) + h)
+        return out
+
+
+class AdaptiveNorm(nn.Module):
+    """norm(x) · (1 + scale) + shift per channel: GroupNorm, computed in float32, without parameters of its
+    own; the condition sets them.
+    """
+
+    def __init__(self, c: UNet2DConfig, channels: int) -> None:
+        super().__init__()
+        self.groups = c.groups
+        self.modulation = nn.Linear(c.condition_size, 2 * channels)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        parts = float32_linear(self.modulation, condition).to(x.dtype)[:, :, None, None]
+        scale, shift = parts.chunk(2, dim=1)
+        return group_norm(x, self.groups) * (1 + scale) + shift
+
+
+class Attention(nn.Module):
+    """x + self-attention over all pixels, with normalised queries and keys."""
+
+    def __init__(self, c: UNet2DConfig, width: int) -> None:
+        super().__init__()
+        self.groups, self.head_size = c.groups, c.head_size
+        self.qkv, self.output = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.query_norm, self.key_norm = RMSNorm(c.head_size), RMSNorm(c.head_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = group_norm(x, self.groups).flatten(2).transpose(1, 2)
+        qkv = self.qkv(tokens).unflatten(-1, (3, -1, self.head_size)).transpose(1, 3)
+        q, k, v = qkv.unbind(2)  # each [B, heads, pixels, head]
+        mixed = F.scaled_dot_product_attention(self.query_norm(q), self.key_norm(k), v)
+        out: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
+        return x + out.transpose(1, 2).reshape(x.shape)
+
+
+def group_norm(x: Tensor, groups: int) -> Tensor:
+    """Each group of channels of each sample to mean 0 and variance 1, in float32."""
+    return F.group_norm(x.float(), groups, eps=1e-6).to(x.dtype)

@@ -1,0 +1,283 @@
+import pytest
+import torch
+
+import driftgen as dg
+from driftgen.generators import Noise, unet
+from driftgen.generators.unet import PRESETS, UNet2D, UNet2DConfig
+
+TINY = {
+    "input_size": 8,
+    "widths": (32, 64),
+    "blocks": (1, 2),
+    "attention_levels": (1,),
+    "head_size": 16,
+    "groups": 8,
+    "condition_size": 32,
+    "style_codebooks": 3,
+}
+LABELS = torch.tensor([1, 2, 7])
+
+
+def tiny(**options):
+    torch.manual_seed(0)
+    net = UNet2D(**TINY | options)
+    for name, p in net.named_parameters():  # away from the zeros that modulations and residual branches have
+        if "embedding" in name and "alpha" not in name:
+            torch.nn.init.normal_(p, std=0.3)
+        elif not p.any():
+            torch.nn.init.normal_(p, std=0.1)
+    return net
+
+
+def narrow(preset):
+    """The preset with a quarter of its width."""
+    widths = tuple(w // 4 for w in UNet2DConfig(**PRESETS[preset]).widths)
+    return UNet2D.preset(preset, widths=widths, groups=8, head_size=16, condition_size=32)
+
+
+def noise_for(net, n=3):
+    return net.sample_noise(n, torch.Generator().manual_seed(1))
+
+
+# --- what it is -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("preset", "millions"), [("28px", 13.2), ("32px", 28.4), ("64px", 34.5)])
+def test_parameter_counts(preset, millions):
+    with torch.device("meta"):
+        net = UNet2D.preset(preset)
+    assert sum(p.numel() for p in net.parameters()) == pytest.approx(millions * 1e6, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("preset", "shape"), [("28px", (1, 28, 28)), ("32px", (3, 32, 32)), ("64px", (3, 64, 64))]
+)
+def test_shapes(preset, shape):
+    net = narrow(preset)
+    assert isinstance(net, dg.generators.Generator)
+    samples = net(net.sample_noise(2), torch.tensor([0, 9]))
+    assert samples.shape == (2, *shape)
+    assert samples.isfinite().all()
+
+
+def test_other_shapes():
+    net = tiny(input_size=6, in_channels=5, widths=[32], blocks=[1], attention_levels=[], style_codebooks=0)
+    assert net.config.widths == (32,)
+    assert net.sample_noise(2).style.shape == (2, 0)
+    assert net(net.sample_noise(2), torch.tensor([0, 9])).shape == (2, 5, 6, 6)
+
+
+def test_attention_only_where_it_is_chosen():
+    def attending(**options):
+        return sum(isinstance(m, unet.Attention) for m in tiny(**options).modules())
+
+    assert attending() == 5  # two blocks down, one between, two up
+    assert attending(attention_levels=(0, 1)) == 7
+    assert attending(attention_levels=()) == 0
+
+
+# --- how it starts --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_starts_with_samples_that_differ(preset):
+    """Samples that are all alike do not repel each other."""
+    net = narrow(preset)
+    with torch.no_grad():
+        samples = net(net.sample_noise(64), torch.zeros(64, dtype=torch.int64))
+    spread = samples.std(dim=0)
+    assert spread.isfinite().all()
+    assert spread.min() > 0.2
+    assert 0.5 < spread.mean() < 1.1
+
+
+def test_skips_carry_the_noise_of_every_pixel():
+    net = UNet2D(**TINY)
+    seen = []
+    net.final_norm.register_forward_hook(lambda module, arguments, out: seen.append(arguments[0]))
+    net(noise_for(net), LABELS)
+    cells = seen[0].unflatten(3, (4, 2)).unflatten(2, (4, 2))  # upsampled alone they would be constant
+    assert cells.std(dim=(3, 5)).mean() > 0.2
+
+
+def test_training_reaches_every_parameter_and_the_noise():
+    torch.manual_seed(0)
+    net = UNet2D(**TINY)
+    optimiser = torch.optim.Adam(net.parameters(), lr=1e-3)
+    noise, target = noise_for(net), torch.randn(3, 3, 8, 8)
+    noise.gaussian.requires_grad_()
+    for _ in range(3):  # the first steps move what is zero and holds the others back
+        optimiser.zero_grad()
+        (net(noise, LABELS, torch.tensor([1.0, 2.0, 3.0])) - target).square().sum().backward()
+        optimiser.step()
+    for name, p in net.named_parameters():
+        assert p.grad is not None, name
+        assert p.grad.abs().max() > 1e-6, name
+    assert (noise.gaussian.grad.flatten(1).norm(dim=1) > 1e-3).all()
+
+
+# --- what it computes -----------------------------------------------------------------------------------
+
+
+def test_every_input_matters():
+    net = tiny()
+    noise = noise_for(net)
+    base = net(noise, LABELS, 1.0)
+    for other in (
+        net(noise, LABELS, 2.0),
+        net(noise, LABELS + 1, 1.0),
+        net(noise._replace(style=(noise.style + 1) % 64), LABELS, 1.0),
+        net(noise._replace(gaussian=noise.gaussian.flip(3)), LABELS, 1.0),
+    ):
+        assert (other - base).flatten(1).std(dim=1).min() > 1e-3
+    assert torch.equal(net(noise, LABELS), base)
+    torch.testing.assert_close(net(noise, LABELS, torch.ones(3)), base)
+
+
+def test_condition_is_the_sum_of_the_embeddings():
+    net = tiny()
+    style = noise_for(net).style
+    total = net.conditioning.classes.weight[LABELS] + net.conditioning.alpha(torch.full((3,), 1.5))
+    for i in range(3):
+        total = total + net.conditioning.styles[i].weight[style[:, i]]
+    torch.testing.assert_close(net.condition(LABELS, 1.5, style), total)
+
+
+def test_adaptive_norm():
+    norm = unet.AdaptiveNorm(UNet2DConfig(**TINY), 32)
+    x, condition = 3 * torch.randn(2, 32, 4, 4) + 5, torch.randn(2, 32)
+    scale, shift = norm.modulation(condition).chunk(2, dim=1)
+    grouped = x.reshape(2, 8, -1)
+    mean, deviation = grouped.mean(-1, keepdim=True), grouped.std(-1, correction=0, keepdim=True)
+    want = ((grouped - mean) / deviation).reshape(x.shape) * (1 + scale)[..., None, None] + shift[
+        ..., None, None
+    ]
+    torch.testing.assert_close(norm(x, condition), want, rtol=1e-4, atol=1e-5)
+
+
+def test_samples_do_not_depend_on_their_batch():
+    net = tiny()
+    noise, alpha = noise_for(net), torch.tensor([1.0, 2.0, 3.0])
+    whole = net(noise, LABELS, alpha)
+    for i in range(3):
+        one = slice(i, i + 1)
+        alone = net(Noise(noise.gaussian[one], noise.style[one]), LABELS[one], alpha[one])
+        torch.testing.assert_close(alone, whole[one], rtol=0, atol=1e-5)
+
+
+def test_noise_does_not_depend_on_the_batch():
+    net = tiny()
+    whole = net.sample_noise(10, torch.Generator().manual_seed(3))
+    rng = torch.Generator().manual_seed(3)
+    parts = [net.sample_noise(n, rng) for n in (1, 4, 5)]
+    assert torch.equal(whole.gaussian, torch.cat([p.gaussian for p in parts]))
+    assert torch.equal(whole.style, torch.cat([p.style for p in parts]))
+    assert whole.style.shape == (10, 3)
+
+
+# --- how it runs ----------------------------------------------------------------------------------------
+
+
+def test_checkpointed_blocks_give_the_same_gradients(monkeypatch):
+    calls = []
+
+    def counting(*arguments, **options):
+        calls.append(arguments[0])
+        return checkpoint(*arguments, **options)
+
+    checkpoint = unet.checkpoint
+    monkeypatch.setattr(unet, "checkpoint", counting)
+    gradients = []
+    for checkpointed in (False, True):
+        net = tiny()
+        net.checkpoint_blocks = checkpointed
+        net(noise_for(net), LABELS, 1.5).square().sum().backward()
+        gradients.append([p.grad for p in net.parameters()])
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-6)
+    assert len(calls) == sum(isinstance(m, unet.Block) for m in net.modules()) == 7
+    assert UNet2D(checkpoint_blocks=True, **TINY).checkpoint_blocks
+    assert UNet2D.preset("28px", checkpoint_blocks=True, **TINY).checkpoint_blocks
+
+
+def test_bfloat16_with_norms_in_float32(monkeypatch):
+    seen = []
+
+    def watched(x, *arguments, **options):
+        seen.append(x.dtype)
+        return group_norm(x, *arguments, **options)
+
+    group_norm = torch.nn.functional.group_norm
+    monkeypatch.setattr(unet.F, "group_norm", watched)
+    net = tiny()
+    noise = noise_for(net)
+    want = net(noise, LABELS, 1.5)
+    seen.clear()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        automatic = net(noise, LABELS, 1.5)
+    converted = net.bfloat16()(noise, LABELS, 1.5)
+    assert set(seen) == {torch.float32}
+    for samples in (automatic, converted):
+        assert samples.dtype == torch.bfloat16
+        assert (samples - want).std() < 0.02 * want.std()
+
+
+def test_channels_last():
+    net = tiny()
+    noise = noise_for(net)
+    want = net(noise, LABELS)
+    net = net.to(memory_format=torch.channels_last)
+    noise = noise._replace(gaussian=noise.gaussian.contiguous(memory_format=torch.channels_last))
+    samples = net(noise, LABELS)
+    torch.testing.assert_close(samples, want, rtol=0, atol=1e-5)
+    assert samples.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_compiles_whole_with_a_dynamic_batch():
+    net = tiny(blocks=(1, 1), style_codebooks=1)
+    compiled = torch.compile(net, fullgraph=True, dynamic=True, backend="aot_eager")
+    with torch.no_grad():  # tracing the gradients as well takes another ten seconds
+        for n in (2, 5):
+            noise, labels = net.sample_noise(n), torch.arange(n)
+            want = net(noise, labels, 1.5)
+            torch.testing.assert_close(compiled(noise, labels, torch.full((n,), 1.5)), want)
+
+
+# --- what it refuses ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"input_size": 7},
+            "input_size=7 cannot be halved 1 times: pad the images to 8 or give fewer",
+        ),
+        ({"widths": (32, 64, 64)}, "blocks=(1, 2) must hold one number for each of widths=(32, 64, 64)"),
+        ({"widths": (), "blocks": ()}, "must hold one number"),
+        ({"blocks": (1, 0)}, "blocks=(1, 0) is too small"),
+        ({"style_codebooks": -1}, "style_codebooks=-1 is too small"),
+        ({"groups": 5}, "groups=5 must divide each of widths=(32, 64)"),
+        ({"attention_levels": (2,)}, "attention_levels=(2,) must lie in 0 to 1"),
+        ({"head_size": 24}, "head_size=24 must divide the width 64"),
+        ({"width": 3}, "option='width' is not known: did you mean 'widths'"),
+    ],
+)
+def test_wrong_options(options, message):
+    with pytest.raises(dg.InputError, match=r".") as error:
+        UNet2D(**TINY | options)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_options_go_on_top_of_a_config():
+    net = UNet2D(UNet2DConfig(**TINY), num_classes=3)
+    assert net.config == UNet2DConfig(**TINY | {"num_classes": 3})
+
+
+def test_wrong_input():
+    net = tiny()
+    wrong = Noise(torch.randn(2, 3, 16, 16), torch.zeros(2, 3, dtype=torch.int64))
+    with pytest.raises(dg.InputError, match=r"noise has shape \[2, 3, 16, 16\], expected \['B', 3, 8, 8\]"):
+        net(wrong, torch.tensor([0, 1]))
+    with pytest.raises(dg.InputError, match="preset='32' is not known: did you mean '32px'"):
+        UNet2D.preset("32")
