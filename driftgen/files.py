@@ -1,12 +1,15 @@
-"""Files are written whole or not at all."""
+"""Files are written whole or not at all, into folders that can be written to."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["written_whole"]
+from driftgen.errors import InputError
+
+__all__ = ["make_folder", "written_whole"]
 
 
 @contextmanager
@@ -21,3 +24,16 @@ def written_whole(path: Path) -> Iterator[Path]:
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def make_folder(path: Path) -> Path:
+    """The folder, made if need be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"cannot write to {path}: {error.strerror}; choose another folder with --out"
+        ) from None
+    if not os.access(path, os.W_OK):
+        raise InputError(f"cannot write to {path}: no permission; choose another folder with --out")
+    return path

@@ -45,7 +45,7 @@ def track(
     )
     with Progress(*columns, console=console or Console(stderr=True), expand=True) as progress:
         task = progress.add_task(escape(title), total=total, value=figure)
-        yield lambda step, value: progress.update(task, completed=step, value=f"{figure} {value:.2e}")
+        yield lambda step, value: progress.update(task, completed=step, value=f"{figure} {value:.3g}")
 
 
 @contextmanager

@@ -61,13 +61,14 @@ def test_study(tmp_path):
         (["toy", "bimodal", "--seed", "99999999999999999999"], "must be a whole number"),
     ],
 )
-def test_wrong_input_is_one_line_and_exit_code_2(tmp_path, words, message):
+def test_wrong_input_is_one_line_and_exit_code_2(tmp_path, words, message, here, monkeypatch):
     (tmp_path / "garbage.npy").write_text("no array")
     (tmp_path / "zip.npy").write_bytes(b"PK\x03\x04garbage")
     np.save(tmp_path / "nan.npy", np.vstack([np.zeros((8, 2)), [[np.nan, 0]]]))
     np.save(tmp_path / "one.npy", np.zeros((1, 2)))
     np.save(tmp_path / "wide.npy", np.zeros((9, 3)))
-    done = run(*(w.format(tmp=tmp_path) for w in words), cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    done = here(*(w.format(tmp=tmp_path) for w in words))
     assert done.returncode == 2
     lines = done.stderr.splitlines()
     assert len(lines) == 1, done.stderr
@@ -75,6 +76,12 @@ def test_wrong_input_is_one_line_and_exit_code_2(tmp_path, words, message):
     assert message in lines[0]
     assert done.stdout == ""
     assert not (tmp_path / "runs").exists()
+
+
+def test_wrong_input_in_a_process_of_its_own(tmp_path):
+    done = run("toy", "bimodl", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("driftgen: error: distribution='bimodl' is not known")
 
 
 def test_help_and_version():
@@ -98,10 +105,10 @@ def test_doctor_names_every_extra_and_how_to_get_it():
 
 
 def test_doctor_is_not_fooled_by_a_folder(tmp_path):
-    (tmp_path / "diffusers").mkdir()
+    (tmp_path / "gradio").mkdir()
     done = run("doctor", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "no diffusers" in done.stdout
+    assert "no gradio" in done.stdout
 
 
 def test_extras_in_doctor_are_those_of_the_package():

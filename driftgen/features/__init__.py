@@ -1,6 +1,16 @@
 """φ: what the drift is measured in."""
 
+from driftgen.features.backbones import Backbone
 from driftgen.features.pyramid import feature_pyramid
 from driftgen.features.resnet_mae import MAEOutput, ResNetMAE
+from driftgen.features.stack import DecodeFirst, Encoder, FeatureStack
 
-__all__ = ["MAEOutput", "ResNetMAE", "feature_pyramid"]
+__all__ = [
+    "Backbone",
+    "DecodeFirst",
+    "Encoder",
+    "FeatureStack",
+    "MAEOutput",
+    "ResNetMAE",
+    "feature_pyramid",
+]

@@ -124,6 +124,19 @@ class ResNetMAE(nn.Module):
                 nn.init.normal_(module.weight, std=0.01)
                 nn.init.zeros_(module.bias)
 
+    def options(self) -> dict[str, Any]:
+        """The arguments that build this model again."""
+        return {
+            "in_channels": self.in_channels,
+            "base_channels": self.base_channels,
+            "blocks": list(self.blocks),
+            "patchify": self.patchify,
+            "mask_ratio": self.mask_ratio,
+            "mask_patch": self.mask_patch,
+            "decoder": self.decoder is not None,
+            "num_classes": self.num_classes,
+        }
+
     def extra_repr(self) -> str:
         return f"blocks={self.blocks}, patchify={self.patchify}, mask_ratio={self.mask_ratio}"
 

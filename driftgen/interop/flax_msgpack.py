@@ -31,6 +31,8 @@ DTYPES = {
     "int64": torch.int64,
     "uint8": torch.uint8,
     "bool": torch.bool,
+    "complex64": torch.complex64,
+    "complex128": torch.complex128,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LARGEST = 2**31 - 1
@@ -73,8 +75,11 @@ def write_parameters(path: Path, parameters: dict[str, Tensor]) -> None:
 
 
 def _decode(code: int, data: bytes) -> Any:
+    if code == COMPLEX:
+        real, imaginary = msgpack.unpackb(data)
+        return torch.tensor(complex(real, imaginary), dtype=torch.complex128)
     if code not in (NDARRAY, SCALAR):
-        raise InputError(f"extension type {code} is no array of real numbers")
+        raise InputError(f"extension type {code} is no array of numbers")
     shape, name, buffer = msgpack.unpackb(data, strict_map_key=False)
     name = name.decode() if isinstance(name, bytes) else name
     if name not in DTYPES:

@@ -11,93 +11,93 @@ import torch
 from torch import Tensor, nn
 
 from driftgen.errors import InputError
+from driftgen.features.backbones import Backbone
 from driftgen.features.resnet_mae import ResNetMAE
 from driftgen.files import written_whole
 from driftgen.generators.dit import DiT
+from driftgen.interop import hub
+from driftgen.interop.convnext_names import convnext_config_from, official_convnext_names
 from driftgen.interop.dit_names import official_dit_config, official_dit_names, official_dit_options
 from driftgen.interop.flax_msgpack import read_parameters, write_parameters
 from driftgen.interop.mae_names import official_mae_arguments, official_mae_names, official_mae_options
 
-__all__ = ["load_official", "save_official"]
+__all__ = ["is_official", "load_official", "read_metadata", "save_official"]
 
 PARAMETERS, METADATA = "ema_params.msgpack", "metadata.json"
+PLAIN_PARAMETERS = "params.msgpack"  # of a ConvNeXt-V2
+
+
+def is_official(folder: Path) -> bool:
+    """Whether the folder holds an artifact of the authors' making."""
+    return _place(folder) is not None
 
 
 def load_official(folder: str | Path) -> nn.Module:
-    """The model of a released artifact, a folder with ``ema_params.msgpack`` and ``metadata.json``: a
-    generator as :class:`~driftgen.generators.DiT`, a masked autoencoder as
-    :class:`~driftgen.features.ResNetMAE`.
+    """The model of a released artifact: a generator as :class:`~driftgen.generators.DiT`, a masked
+    autoencoder as :class:`~driftgen.features.ResNetMAE`, a ConvNeXt-V2 as
+    :class:`~driftgen.features.Backbone`.
 
-    The folder may also be the one above it, as the release writes them. Weights keep the type they are stored
-    in.
+    Args:
+        folder: holds ``ema_params.msgpack`` and ``metadata.json``, or ``params.msgpack`` alone for a
+            ConvNeXt-V2, itself or in ``params_ema`` as the release writes them; or ``hf://name``. Weights
+            keep the type they are stored in.
     """
+    if isinstance(folder, str) and folder.startswith("hf://"):
+        folder = hub.fetch(folder)
     place = _find(Path(folder))
-    metadata = _read_metadata(place)
-    options = metadata["model_config"]
-    parameters = read_parameters(place / PARAMETERS)
+    metadata = read_metadata(place)
+    path = place / (PARAMETERS if metadata else PLAIN_PARAMETERS)
+    parameters = read_parameters(path)
     try:
         with torch.device("meta"):
-            model, names = _build(metadata["kind"], options, parameters)
+            model, names = _build(metadata, parameters)
     except KeyError as error:
         raise InputError(f"{place / METADATA}: model_config lacks {error}") from None
     except InputError as error:
-        raise InputError(f"{place / METADATA}: {error}") from None
-    model.load_state_dict(_to_ours(parameters, names, model.state_dict(), place), assign=True)
+        raise InputError(f"{place / METADATA if metadata else path}: {error}") from None
+    model.load_state_dict(_to_ours(parameters, names, model.state_dict(), path), assign=True)
     return model
 
 
 def save_official(model: nn.Module, folder: str | Path, metadata: Mapping[str, Any] | None = None) -> Path:
-    """Writes a DiT or a ResNetMAE as a released artifact, which :func:`load_official` and the authors' code
-    read.
+    """Writes a DiT, a ResNetMAE or a ConvNeXt-V2 as a released artifact, which :func:`load_official` and the
+    authors' code read.
 
     ``metadata`` (such as that of the artifact it came from) is kept; what it lacks is filled in.
     """
+    kind = ""
     if isinstance(model, DiT):
         kind, options, names = "gen", official_dit_options(model.config), official_dit_names(model.config)
     elif isinstance(model, ResNetMAE):
         kind, options = "mae", official_mae_options(model)
         names = official_mae_names(options, encoder_only=model.decoder is None)
+    elif isinstance(model, Backbone):
+        options = model.options()
+        names = official_convnext_names(options)
     else:
-        raise InputError(f"model is a {type(model).__name__}: only DiT and ResNetMAE have a released form")
+        raise InputError(
+            f"model is a {type(model).__name__}: only DiT, ResNetMAE and ConvNeXt-V2 have a released form"
+        )
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
-    record = {"format": "flax.msgpack", "kind": kind, "backend": "jax", **(metadata or {})}
-    record["model_config"] = {**options, **record.get("model_config", {})}
     state = model.state_dict()
-    write_parameters(
-        place / PARAMETERS, {name: _to_theirs(name, state[names[name]]) for name in sorted(names)}
-    )
-    with written_whole(place / METADATA) as scratch:
-        scratch.write_text(json.dumps(record, indent=2), encoding="utf-8")
+    path = place / (PARAMETERS if kind else PLAIN_PARAMETERS)
+    write_parameters(path, {name: _to_theirs(name, state[names[name]]) for name in sorted(names)})
+    if kind:
+        record = {"format": "flax.msgpack", "kind": kind, "backend": "jax", **(metadata or {})}
+        known = record.get("model_config", {})
+        record["model_config"] = known | {key: value for key, value in options.items() if key not in known}
+        with written_whole(place / METADATA) as scratch:
+            scratch.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     return place
 
 
-def _build(
-    kind: str, options: Mapping[str, Any], parameters: Mapping[str, Tensor]
-) -> tuple[nn.Module, dict[str, str]]:
-    """The model without numbers, and the release's name of each of its tensors."""
-    if kind == "gen":
-        config = official_dit_config(options)
-        return DiT(config), official_dit_names(config)
-    arguments = official_mae_arguments(options)
-    # An encoder exported for its features has the configuration of the whole, but neither decoder nor
-    # classifier.
-    encoder_only = not any(name.startswith("decoder/") for name in parameters)
-    if encoder_only:
-        arguments |= {"decoder": False, "num_classes": None}
-    return ResNetMAE(**arguments), official_mae_names(options, encoder_only=encoder_only)
-
-
-def _find(folder: Path) -> Path:
-    """The folder that holds the artifact: itself, or ``params_ema`` in it."""
-    for place in (folder, folder / "params_ema"):
-        if (place / METADATA).is_file():
-            return place
-    raise InputError(f"{folder} holds no released model: {METADATA} and {PARAMETERS} are expected in it")
-
-
-def _read_metadata(folder: Path) -> dict[str, Any]:
-    path = folder / METADATA
+def read_metadata(folder: Path) -> dict[str, Any]:
+    """What ``metadata.json`` says; nothing for a ConvNeXt-V2, which has none."""
+    place = _find(folder)
+    path = place / METADATA
+    if not path.is_file():
+        return {}
     try:
         metadata = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -109,8 +109,41 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
     return metadata
 
 
+def _build(metadata: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> tuple[nn.Module, dict[str, str]]:
+    """The model without numbers, and the release's name of each of its tensors."""
+    if not metadata:
+        found = convnext_config_from(parameters)
+        return Backbone.from_convnext(**found), official_convnext_names(found)
+    options = metadata["model_config"]
+    if metadata["kind"] == "gen":
+        config = official_dit_config(options)
+        return DiT(config), official_dit_names(config)
+    arguments = official_mae_arguments(options)
+    # An encoder exported for its features has the configuration of the whole, but neither decoder nor
+    # classifier.
+    encoder_only = not any(name.startswith("decoder/") for name in parameters)
+    if encoder_only:
+        arguments |= {"decoder": False, "num_classes": None}
+    return ResNetMAE(**arguments), official_mae_names(options, encoder_only=encoder_only)
+
+
+def _place(folder: Path) -> Path | None:
+    for place in (folder, folder / "params_ema"):
+        if (place / METADATA).is_file() or (place / PLAIN_PARAMETERS).is_file():
+            return place
+    return None
+
+
+def _find(folder: Path) -> Path:
+    """The folder that holds the artifact: itself, or ``params_ema`` in it."""
+    place = _place(folder)
+    if place is None:
+        raise InputError(f"{folder} holds no released model: {METADATA} and {PARAMETERS} are expected in it")
+    return place
+
+
 def _to_ours(
-    parameters: dict[str, Tensor], names: Mapping[str, str], expected: Mapping[str, Tensor], folder: Path
+    parameters: dict[str, Tensor], names: Mapping[str, str], expected: Mapping[str, Tensor], path: Path
 ) -> dict[str, Tensor]:
     """The tensors under our names and in our layout. Empties ``parameters`` as it goes, to hold each tensor
     once.
@@ -120,7 +153,7 @@ def _to_ours(
         parts = [
             _listed(what, found) for what, found in (("unknown", unknown), ("missing", missing)) if found
         ]
-        raise InputError(f"{folder / PARAMETERS} does not fit its model_config; {'; '.join(parts)}")
+        raise InputError(f"{path} does not fit its configuration; {'; '.join(parts)}")
     state = {}
     for name in list(parameters):
         tensor = parameters.pop(name)
@@ -129,9 +162,7 @@ def _to_ours(
             tensor = (tensor.permute(3, 2, 0, 1) if tensor.ndim == 4 else tensor.T).contiguous()
         want = expected[names[name]].shape
         if tensor.shape != want:
-            raise InputError(
-                f"{folder / PARAMETERS}: {name} has shape {list(tensor.shape)}, expected {list(want)}"
-            )
+            raise InputError(f"{path}: {name} has shape {list(tensor.shape)}, expected {list(want)}")
         state[names[name]] = tensor
     return state
 

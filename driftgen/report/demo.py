@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from driftgen.data.toy import get_toy
+from driftgen.files import make_folder
 from driftgen.progress import drawing, track
 from driftgen.report.page import Section, write_page
-from driftgen.report.toy import make_folder, provenance, title_of, write_evolution
+from driftgen.report.toy import provenance, title_of, write_evolution
 from driftgen.training.toy import INITS, ToyConfig, evolve
 
 __all__ = ["metric_rows", "run_demo"]

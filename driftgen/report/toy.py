@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 from pathlib import Path
 from typing import Any
@@ -11,31 +10,17 @@ from typing import Any
 import torch
 
 import driftgen
-from driftgen.errors import InputError
-from driftgen.files import written_whole
+from driftgen.files import make_folder, written_whole
 from driftgen.report.figures import draw_comparison, draw_evolution, write_animation
 from driftgen.training.toy import Evolution, ToyConfig
 
-__all__ = ["make_folder", "provenance", "title_of", "write_evolution", "write_study"]
+__all__ = ["provenance", "title_of", "write_evolution", "write_study"]
 
 INIT_WORDS = {
     "between": "starting in the middle",
     "far": "starting far away",
     "collapsed": "starting collapsed on one spot",
 }
-
-
-def make_folder(path: Path) -> Path:
-    """The folder, made if need be."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"cannot write to {path}: {error.strerror}; choose another folder with --out"
-        ) from None
-    if not os.access(path, os.W_OK):
-        raise InputError(f"cannot write to {path}: no permission; choose another folder with --out")
-    return path
 
 
 def provenance(command: str) -> dict[str, str]:

@@ -1,0 +1,65 @@
+"""Names on the Hugging Face Hub -> folders on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from driftgen.download import download, first_line, is_repository
+from driftgen.errors import InputError
+
+__all__ = ["RELEASED", "RELEASE_REPOSITORY", "fetch", "is_hub_name", "upload"]
+
+RELEASE_REPOSITORY = "Goodeat/drifting"
+# The authors' models: folder in their repository, and the guidance they evaluate a generator with.
+RELEASED: dict[str, tuple[str, float | None]] = {
+    "latent_L_sota": ("models/gen/jax", 1.0),
+    "latent_B_sota": ("models/gen/jax", 1.1),
+    "pixel_L_sota": ("models/gen/jax", 1.0),
+    "pixel_B_sota": ("models/gen/jax", 1.0),
+    "ablation": ("models/gen/jax", 2.0),
+    "mae_latent_256": ("models/mae/jax", None),
+    "mae_latent_640": ("models/mae/jax", None),
+    "mae_pixel_640": ("models/mae/jax", None),
+}
+FILES = ["config.json", "model*.safetensors", "README.md", "tokenizer/*", "metadata.json", "*.msgpack"]
+
+
+def is_hub_name(source: str) -> bool:
+    """Whether ``source`` reads like a name on the Hub: ``hf://name``, or ``owner/repository``."""
+    return source.startswith("hf://") or is_repository(source)
+
+
+def fetch(source: str) -> Path:
+    """The local folder of a model on the Hub, downloaded where it is not in the cache yet.
+
+    ``hf://ablation`` is one of the authors' :data:`RELEASED` models by the release's own name;
+    ``owner/repository`` and ``hf://owner/repository`` are repositories of their own.
+    """
+    name = source.removeprefix("hf://")
+    if "/" in name:
+        return download(name, FILES)
+    if name not in RELEASED:
+        known = ", ".join(f"hf://{released}" for released in RELEASED)
+        raise InputError(f"{source} is not a released model: choose from {known}, or hf://owner/repository")
+    inside = f"{RELEASED[name][0]}/{name}"
+    folder = download(RELEASE_REPOSITORY, [f"{inside}/*"], source) / inside
+    if not folder.is_dir():
+        raise InputError(f"{source}: {RELEASE_REPOSITORY} holds no folder {inside}")
+    return folder
+
+
+def upload(folder: Path, repository: str, **options: Any) -> str:
+    """Makes the repository where it is missing, uploads the folder's files, and returns the address."""
+    from huggingface_hub import HfApi
+
+    message, private = options.pop("message", "Upload a driftgen model"), options.pop("private", None)
+    api = HfApi(**options)
+    try:
+        api.create_repo(repository, private=private, exist_ok=True)
+        api.upload_folder(repo_id=repository, folder_path=folder, commit_message=message)
+    # Each version of huggingface_hub raises the exceptions of another HTTP library.
+    except Exception as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise InputError(f"{repository} cannot be written on the Hugging Face Hub: {reason}") from None
+    return f"{api.endpoint}/{repository}"
