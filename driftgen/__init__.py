@@ -1,13 +1,20 @@
 """Drifting Models: generators that turn noise into a sample in one network call."""
 
+from typing import TYPE_CHECKING, Any
+
 from driftgen import data, features, generators
 from driftgen.errors import InputError
 from driftgen.field import drift_field, mmd_field
 from driftgen.interop.official import load_official
 from driftgen.loss import DriftingLoss, LossOutput
 
+if TYPE_CHECKING:
+    from driftgen.pipeline import DriftPipeline
+    from driftgen.saved import load_model, save_model
+
 __version__ = "0.1.0"
 __all__ = [
+    "DriftPipeline",
     "DriftingLoss",
     "InputError",
     "LossOutput",
@@ -15,6 +22,23 @@ __all__ = [
     "drift_field",
     "features",
     "generators",
+    "load_model",
     "load_official",
     "mmd_field",
+    "save_model",
 ]
+
+# Loaded on first use: what reads and writes files is not needed to compute a loss.
+_LATER = {
+    "DriftPipeline": "driftgen.pipeline",
+    "load_model": "driftgen.saved",
+    "save_model": "driftgen.saved",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'driftgen' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_LATER[name]), name)

@@ -1,0 +1,301 @@
+"""DriftPipeline: load a generator, sample images with one network call each, save it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from driftgen.errors import InputError, unknown_name
+from driftgen.generators.noise import Generator
+from driftgen.interop import hub
+from driftgen.interop.convert import load_any
+from driftgen.pixels import to_pil, to_uint8
+from driftgen.saved import CONFIG, save_model
+from driftgen.tokenizers import SDVAE, Identity, Tokenizer, build_tokenizer
+
+__all__ = ["DriftPipeline"]
+
+Output = Literal["pil", "tensor", "numpy", "latent"]
+OUTPUTS = ("pil", "tensor", "numpy", "latent")
+TOKENIZER = "tokenizer"  # the folder of the tokenizer inside that of a model
+RUN_MODEL = "model"  # the folder of the model inside that of a training run
+
+
+class DriftPipeline:
+    """x = decode(f(ε, c, α)): images from labels, one evaluation of the generator each.
+
+    Example::
+
+        pipe = DriftPipeline.from_pretrained("runs/cifar10", device="cuda")
+        images = pipe(labels=[3, 5], guidance=1.5, seed=0)
+
+    Args:
+        generator: f, any network with the two methods of :class:`~driftgen.generators.Generator`.
+        tokenizer: turns samples into images; None means that samples are images.
+        class_names: the name of each label, in order; names can then be given as labels.
+        guidance: α where a call names none.
+        batch_size: samples made at a time, which bounds the memory.
+        source: where the weights come from, for the model card.
+    """
+
+    def __init__(
+        self,
+        generator: nn.Module,
+        tokenizer: Tokenizer | None = None,
+        *,
+        class_names: Sequence[str] | None = None,
+        guidance: float = 1.0,
+        batch_size: int = 32,
+        source: dict[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(generator, Generator):
+            raise InputError(
+                f"generator is a {type(generator).__name__}: it needs forward(noise, labels, alpha) and "
+                "sample_noise(n, generator)"
+            )
+        if batch_size < 1:
+            raise InputError(f"batch_size={batch_size} must be at least 1")
+        self.generator = generator.eval()
+        self._tokenizer = tokenizer
+        self.class_names = None if class_names is None else list(class_names)
+        self.guidance = _checked_guidance(guidance)
+        self.batch_size = batch_size
+        self.source = dict(source or {})
+        self.official: dict[str, Any] | None = None  # what the authors' artifact said of itself
+        config = getattr(generator, "config", None)
+        self.num_classes: int | None = getattr(config, "num_classes", None)
+        self.channels: int | None = getattr(config, "in_channels", None)
+        if self.class_names and self.num_classes and len(self.class_names) != self.num_classes:
+            raise InputError(
+                f"class_names has {len(self.class_names)} names, the generator {self.num_classes} classes"
+            )
+        if tokenizer is not None and self.channels not in (None, tokenizer.latent_channels):
+            raise InputError(
+                f"the tokenizer has latents of {tokenizer.latent_channels} channels, "
+                f"the generator makes {self.channels}"
+            )
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | Path,
+        *,
+        device: str | torch.device | None = None,
+        dtype: torch.dtype | None = None,
+        tokenizer: Tokenizer | str | Path | None = None,
+        batch_size: int = 32,
+    ) -> DriftPipeline:
+        """Loads a saved model, a training run, one of the authors' artifacts, or a name on the Hub.
+
+        Args:
+            source: a folder of one of these kinds, ``owner/repository``, or ``hf://ablation`` and the like.
+            device: where to put it; the CPU if None.
+            dtype: number type of the generator; that of the file if None.
+            tokenizer: in place of the model's own: a module, or the folder or Hub name of an SD-VAE.
+            batch_size: samples made at a time.
+        """
+        folder = _find(str(source))
+        if isinstance(tokenizer, str | Path):
+            tokenizer = SDVAE(str(tokenizer))
+        model, facts = load_any(folder, str(source))
+        if not isinstance(model, Generator):
+            raise InputError(f"{folder} holds a {type(model).__name__}, which is an encoder: no generator")
+        described, official = facts.pop("tokenizer", None), facts.pop("official", None)
+        if tokenizer is None and described is not None:
+            tokenizer = build_tokenizer(described, folder / TOKENIZER)
+        pipe = cls(model, tokenizer, batch_size=batch_size, **facts)
+        pipe.official = official
+        return pipe.to(device, dtype)
+
+    def to(self, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> DriftPipeline:
+        """Moves the generator (and the tokenizer, which keeps its number type) and returns the pipeline."""
+        try:
+            self.generator.to(device=device, dtype=dtype)
+            if isinstance(self._tokenizer, nn.Module):
+                self._tokenizer.to(device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise InputError(f"device={device}: {str(error).splitlines()[0]}") from None
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        """Where the generator is."""
+        return next(self.generator.parameters()).device
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What turns samples into images. Latents of 4 channels are those of SD-VAE unless told otherwise,
+        and it is loaded when first needed.
+        """
+        if self._tokenizer is None:
+            if self.channels in (None, 1, 3):
+                self._tokenizer = Identity(self.channels or 3)
+            elif self.channels == 4:
+                try:
+                    self._tokenizer = SDVAE().to(self.device)
+                except InputError as error:
+                    raise InputError(
+                        f"the samples are latents and their tokenizer is missing ({error}); "
+                        "name the folder of an SD-VAE as tokenizer, or ask for latents"
+                    ) from None
+            else:
+                raise InputError(
+                    f"the samples are latents of {self.channels} channels: name their tokenizer, "
+                    "or ask for latents"
+                )
+        return self._tokenizer
+
+    def __call__(
+        self,
+        labels: int | str | Sequence[int | str] | Tensor | None = None,
+        *,
+        guidance: float | None = None,
+        seed: int | None = None,
+        num_images: int | None = None,
+        output: Output = "pil",
+    ) -> Any:
+        """Images, one network evaluation each.
+
+        Args:
+            labels: a class, or one per image, by number or by name; None goes through all classes in turn.
+            guidance: α, 1 (none) or more; that of the model if None.
+            seed: image i of a seed is the same whatever the number of images and the batch size.
+            num_images: how many come back; labels are repeated in turn. As many as labels if None.
+            output: ``"pil"`` for a list of PIL images, ``"numpy"`` for bytes ``[B, H, W, C]``, ``"tensor"``
+                for floats ``[B, C, H, W]`` in [-1, 1], ``"latent"`` for what the generator made.
+        """
+        chosen = self.labels(labels, num_images)
+        parts = list(self.stream(chosen, guidance=guidance, seed=seed, output=output))
+        if output == "pil":
+            return [image for part in parts for image in part]
+        return np.concatenate(parts) if output == "numpy" else torch.cat(parts)
+
+    def stream(
+        self,
+        labels: Sequence[int],
+        *,
+        guidance: float | None = None,
+        seed: int | None = None,
+        output: Output = "pil",
+        skip: int = 0,
+    ) -> Iterator[Any]:
+        """The same as a call, batch by batch, for more images than memory holds; ``skip`` passes over the
+        first ones.
+        """
+        alpha = self.check(guidance=guidance, seed=seed, output=output)
+        randomness = torch.Generator().manual_seed(torch.seed() if seed is None else seed)
+        decode = None if output == "latent" else self.tokenizer.decode
+        for start in range(0, skip, self.batch_size):
+            self._noise(min(skip - start, self.batch_size), randomness)
+        for start in range(skip, len(labels), self.batch_size):
+            yield self._batch(labels[start : start + self.batch_size], alpha, randomness, decode, output)
+
+    def check(
+        self, *, guidance: float | None = None, seed: int | None = None, output: Output = "pil"
+    ) -> float:
+        """Whether a call with these arguments can be made, its tokenizer included; returns its α."""
+        if output not in OUTPUTS:
+            raise unknown_name("output", output, OUTPUTS)
+        if seed is not None and not 0 <= seed < 2**63:
+            raise InputError(f"seed={seed} must be a whole number from 0 to 2^63 - 1")
+        alpha = self.guidance if guidance is None else _checked_guidance(guidance)
+        _ = None if output == "latent" else self.tokenizer
+        return alpha
+
+    def labels(
+        self, labels: int | str | Sequence[int | str] | Tensor | None = None, num_images: int | None = None
+    ) -> list[int]:
+        """The class number of each image that a call with these arguments would make."""
+        if num_images is not None and num_images < 1:
+            raise InputError(f"num_images={num_images} must be at least 1")
+        if labels is None:
+            given: Sequence[Any] = range(self.num_classes or 1)[:num_images]
+        elif isinstance(labels, Tensor | np.ndarray):
+            given = labels.reshape(-1).tolist()
+        else:
+            given = [labels] if isinstance(labels, int | str) else labels
+        if len(given) == 0:
+            raise InputError("labels is empty: give at least one class")
+        if num_images is not None and num_images < len(given):
+            raise InputError(f"num_images={num_images} is less than the {len(given)} labels")
+        numbers = [self._number(label) for label in given]
+        return [numbers[i % len(numbers)] for i in range(num_images or len(numbers))]
+
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Writes config.json, model.safetensors and README.md, and the tokenizer's folder if it has one."""
+        place = Path(folder)
+        tokenizer = None
+        if self._tokenizer is not None:
+            tokenizer = self._tokenizer.options()
+            if not isinstance(self._tokenizer, Identity):
+                self._tokenizer.save(place / TOKENIZER)
+        facts = {"tokenizer": tokenizer, "class_names": self.class_names, "source": self.source}
+        return save_model(self.generator, place, guidance=self.guidance, official=self.official, **facts)
+
+    def push_to_hub(self, repository: str, *, private: bool | None = None, token: str | None = None) -> str:
+        """Saves the model to ``owner/repository`` on the Hugging Face Hub and returns its address."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            return hub.upload(Path(folder), repository, private=private, token=token)
+
+    def _noise(self, n: int, randomness: torch.Generator) -> Any:
+        return self.generator.sample_noise(n, randomness)
+
+    @torch.inference_mode()
+    def _batch(
+        self,
+        labels: Sequence[int],
+        alpha: float,
+        randomness: torch.Generator,
+        decode: Callable[[Tensor], Tensor] | None,
+        output: Output,
+    ) -> Any:
+        numbers = torch.tensor(labels, device=self.device)
+        noise = self._noise(len(labels), randomness)
+        samples = self.generator(
+            noise, numbers, torch.full((len(labels),), alpha, device=self.device)
+        ).float()
+        if decode is None:
+            return samples.cpu()
+        images = decode(samples).float()
+        if output == "tensor":
+            return images.clamp(-1, 1).cpu()
+        return to_pil(to_uint8(images)) if output == "pil" else to_uint8(images)
+
+    def _number(self, label: Any) -> int:
+        if isinstance(label, str):
+            if self.class_names is None:
+                raise InputError(
+                    f"labels: the model knows no class names, give a number in place of {label!r}"
+                )
+            if label not in self.class_names:
+                raise unknown_name("labels", label, self.class_names)
+            return self.class_names.index(label)
+        known = range(self.num_classes or 2**31)
+        if isinstance(label, float) or label not in known:
+            last = "" if self.num_classes is None else f" to {self.num_classes - 1}"
+            raise InputError(f"labels: {label} is no class of this model, they go from 0{last}")
+        return int(label)
+
+
+def _find(source: str) -> Path:
+    """The folder to load from: the given one, the model in a run, or a download."""
+    folder = Path(source)
+    if not source.startswith("hf://") and folder.exists():
+        run = folder / RUN_MODEL
+        return run if (run / CONFIG).is_file() and not (folder / CONFIG).is_file() else folder
+    if hub.is_hub_name(source):
+        return hub.fetch(source)
+    raise InputError(f"{source} does not exist: give a folder, owner/repository, or hf://name")
+
+
+def _checked_guidance(alpha: float) -> float:
+    if not 1 <= alpha < float("inf"):
+        raise InputError(f"guidance={alpha} must be 1 (none) or more")
+    return float(alpha)

@@ -1,0 +1,64 @@
+"""Samples as pictures: bytes, PIL images, a sheet of many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from driftgen.errors import InputError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+__all__ = ["contact_sheet", "to_pil", "to_uint8"]
+
+
+def to_uint8(images: Tensor) -> NDArray[np.uint8]:
+    """Images ``[B, C, H, W]`` in [-1, 1] as bytes ``[B, H, W, C]``: ⌊255 · (x + 1) / 2⌋, clipped.
+
+    Truncated, not rounded, as the release does before it evaluates. NaN becomes 0.
+    """
+    if images.ndim != 4:
+        raise InputError(f"images has shape {list(images.shape)}, expected [B, C, H, W]")
+    unit = torch.nan_to_num((images.detach().float() + 1) / 2, nan=0.0).clamp(0, 1)
+    array: NDArray[np.uint8] = (unit * 255).to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
+    return array
+
+
+def to_pil(pixels: NDArray[np.uint8]) -> list[Image.Image]:
+    """Bytes ``[B, H, W, C]`` as PIL images: gray for one channel, colour for three."""
+    from PIL import Image
+
+    channels = pixels.shape[-1]
+    if channels not in (1, 3):
+        raise InputError(f"an image of {channels} channels cannot be shown: 1 (gray) or 3 (colour) can")
+    return [Image.fromarray(image[..., 0] if channels == 1 else image) for image in pixels]
+
+
+def contact_sheet(images: Sequence[Image.Image], columns: int | None = None, gap: int = 2) -> Image.Image:
+    """All images side by side on one white sheet, row by row; about square unless ``columns`` is given.
+
+    Small ones are enlarged without smoothing, so that a sheet of 8-pixel digits can be seen at all.
+    """
+    from PIL import Image
+
+    if not images:
+        raise InputError("images is empty: a sheet needs at least one")
+    columns = min(len(images), columns or math.ceil(math.sqrt(len(images))))
+    width, height = images[0].size
+    times = max(1, 64 // max(width, height))
+    width, height = width * times, height * times
+    rows = math.ceil(len(images) / columns)
+    size = (columns * (width + gap) + gap, rows * (height + gap) + gap)
+    sheet = Image.new(images[0].mode, size, "white")
+    for i, image in enumerate(images):
+        row, column = divmod(i, columns)
+        corner = (gap + column * (width + gap), gap + row * (height + gap))
+        sheet.paste(image.resize((width, height), Image.Resampling.NEAREST), corner)
+    return sheet
