@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from driftgen import data, features, generators
+from driftgen import data, features, generators, tokenizers
 from driftgen.errors import InputError
 from driftgen.field import drift_field, mmd_field
 from driftgen.interop.official import load_official
@@ -26,6 +26,7 @@ __all__ = [
     "load_official",
     "mmd_field",
     "save_model",
+    "tokenizers",
 ]
 
 # Loaded on first use: what reads and writes files is not needed to compute a loss.

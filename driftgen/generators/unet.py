@@ -24,11 +24,11 @@ class UNet2DConfig:
 
     input_size: int = 32
     in_channels: int = 3
-    widths: tuple[int, ...] = (64, 128, 192, 416)  # channels of each level, every one half the side before
+    widths: tuple[int, ...] = (48, 96, 192, 448)  # channels of each level, every one half the side before
     blocks: tuple[int, ...] = (1, 1, 1, 2)  # residual blocks of each level, on the way down and on the way up
     attention_levels: tuple[int, ...] = (2,)  # levels whose blocks attend; 0 is the finest
     head_size: int = 64
-    groups: int = 32
+    groups: int = 16
     condition_size: int = 256
     num_classes: int = 10
     style_codebooks: int = 32
