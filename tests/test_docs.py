@@ -79,7 +79,8 @@ def test_links_lead_somewhere():
 
 def test_readme_example_runs():
     """The ten lines, as they stand, with fewer steps."""
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    code, pretrained = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert "from_pretrained" in pretrained
     assert len([line for line in code.splitlines() if line.strip()]) == 10
     short = "import torch\ntorch.manual_seed(0)\n" + code.replace("range(1000)", "range(101)")
     done = subprocess.run([sys.executable, "-c", short], capture_output=True, text=True, check=True)
@@ -93,3 +94,16 @@ def test_readme_example_runs():
 def test_no_placeholder_is_left():
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("results/*.md")]:
         assert not re.search(r"\{[a-z_]+\}", page.read_text()), page.name
+
+
+def test_the_table_of_parameters_is_what_the_code_has():
+    from benchmarks.parameters import table
+
+    assert table() in (ROOT / "docs" / "models.md").read_text()
+
+
+def test_reconstruction_figure_comes_from_results():
+    figures = load("tokenizer-taef2/metrics.json")["figures"]
+    text = (ROOT / "docs" / "models.md").read_text()
+    assert f"{figures['psnr_db']['mean']:.1f} dB PSNR" in text
+    assert f"{figures['images']:,} validation images" in text
