@@ -141,8 +141,8 @@ class DriftPipeline:
                     self._tokenizer = SDVAE().to(self.device)
                 except InputError as error:
                     raise InputError(
-                        f"the samples are latents and their tokenizer is missing ({error}); "
-                        "name the folder of an SD-VAE as tokenizer, or ask for latents"
+                        f"the samples are latents, and to decode them: {error} (as tokenizer), "
+                        "or ask for the latents themselves"
                     ) from None
             else:
                 raise InputError(

@@ -14,6 +14,7 @@ from driftgen.generators import DiT, Noise, UNet2D
 from driftgen.interop.convert import from_official, to_official
 from driftgen.pixels import contact_sheet, to_pil, to_uint8
 from driftgen.tokenizers import Identity
+from tests.test_tokenizers import kl_network
 
 ARTIFACTS = Path(__file__).parent / "data" / "artifacts"
 PIXEL, LATENT = ARTIFACTS / "ditgen_C_pixel_patch4", ARTIFACTS / "ditgen_A_full"
@@ -118,6 +119,19 @@ def test_a_tokenizer_decodes():
     decoded = dg.DriftPipeline(network, Doubling())(0, seed=0, output="tensor")
     plain = dg.DriftPipeline(network)(0, seed=0, output="latent")
     torch.testing.assert_close(decoded[:, :, ::2, ::2], (plain / 4).clamp(-1, 1))
+
+
+def test_latents_through_an_sd_vae_that_travels_with_the_model(tmp_path):
+    kl_network().save_pretrained(tmp_path / "vae")
+    pipe = dg.DriftPipeline.from_pretrained(LATENT, tokenizer=str(tmp_path / "vae"))
+    images = pipe([1, 2], seed=0, output="numpy")
+    assert images.shape == (2, 32, 32, 3)
+    pipe.save_pretrained(tmp_path / "m")
+    shutil.rmtree(tmp_path / "vae")
+    assert (tmp_path / "m" / "tokenizer" / "config.json").is_file()
+    assert str(tmp_path) not in (tmp_path / "m" / "config.json").read_text()
+    back = dg.DriftPipeline.from_pretrained(tmp_path / "m")
+    assert np.array_equal(back([1, 2], seed=0, output="numpy"), images)
 
 
 def test_bytes_are_those_of_the_release():
@@ -324,7 +338,9 @@ def test_a_missing_tokenizer_is_told_before_any_work(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     pipe = dg.DriftPipeline.from_pretrained(LATENT)
     pipe.generator.register_forward_hook(lambda *a: pytest.fail("sampled before the tokenizer was there"))
-    with pytest.raises(dg.InputError, match="samples are latents and their tokenizer is missing"):
+    with pytest.raises(
+        dg.InputError, match="the samples are latents, and to decode them: stabilityai/sd-vae-ft-mse is not"
+    ):
         pipe(0)
     with pytest.raises(dg.InputError, match="the tokenizer has latents of 3 channels, the generator makes 4"):
         dg.DriftPipeline(pipe.generator, Identity(3))
