@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from driftgen import data, features, generators, tokenizers
+from driftgen import data, features, generators, guidance, tokenizers
+from driftgen.data.queue import SampleQueue
 from driftgen.errors import InputError
 from driftgen.field import drift_field, mmd_field
 from driftgen.interop.official import load_official
@@ -18,10 +19,12 @@ __all__ = [
     "DriftingLoss",
     "InputError",
     "LossOutput",
+    "SampleQueue",
     "data",
     "drift_field",
     "features",
     "generators",
+    "guidance",
     "load_model",
     "load_official",
     "mmd_field",

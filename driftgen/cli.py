@@ -141,6 +141,77 @@ def doctor() -> None:
 
 
 @app.command()
+def train(
+    recipe: Annotated[
+        str,
+        typer.Argument(help="A name of driftgen recipes, or a .yaml file.", show_default=False),
+    ],
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="A value of the recipe: optim.lr=2e-4; may be repeated.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The run's folder; runs/RECIPE if not given. Goes on with a run there."),
+    ] = None,
+    override: Annotated[
+        bool, typer.Option("--override", help="Go on with a run although its configuration differs.")
+    ] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the resolved configuration and leave.")] = False,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda; the best there is if not given.")] = None,
+) -> None:
+    """Train a one-step generator; go on where the run in the folder stopped.
+
+    Many processes: torchrun --nproc-per-node 8 -m driftgen train RECIPE
+    """
+    from driftgen.training.recipe_book import load_recipe, to_yaml
+
+    config = load_recipe(recipe, changes or [], "train")
+    if show:
+        print(to_yaml(config), end="")
+        return
+    _run("train", recipe, config, out, override, device)
+
+
+@app.command()
+def pretrain(
+    recipe: Annotated[
+        str, typer.Argument(help="A name of driftgen recipes, or a .yaml file.", show_default=False)
+    ],
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="A value of the recipe: optim.lr=2e-4; may be repeated.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The run's folder; runs/RECIPE if not given. Goes on with a run there."),
+    ] = None,
+    override: Annotated[
+        bool, typer.Option("--override", help="Go on with a run although its configuration differs.")
+    ] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the resolved configuration and leave.")] = False,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda; the best there is if not given.")] = None,
+) -> None:
+    """Train an encoder (a masked autoencoder) for the generator's loss."""
+    from driftgen.training.recipe_book import load_recipe, to_yaml
+
+    config = load_recipe(recipe, changes or [], "pretrain")
+    if show:
+        print(to_yaml(config), end="")
+        return
+    _run("pretrain", recipe, config, out, override, device)
+
+
+@app.command()
+def recipes() -> None:
+    """List the recipes, one line each."""
+    from driftgen.training.recipe_book import recipe_names
+
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for found in recipe_names():
+        table.add_row(f"driftgen {found.task}", f"[bold]{escape(found.name)}[/]", escape(found.about))
+    Console().print(table)
+
+
+@app.command()
 def sample(
     model: Annotated[
         str,
@@ -244,6 +315,30 @@ def main() -> None:
 def _fail(message: str) -> int:
     print(f"driftgen: error: {' '.join(message.split())}", file=sys.stderr)
     return 2
+
+
+def _run(task: str, recipe: str, config: Any, out: Path | None, override: bool, device: str | None) -> None:
+    """Trains in this process, one of many if torchrun started it."""
+    from driftgen.report.live import LiveView
+    from driftgen.training.pretrain import pretrain as run_pretraining
+    from driftgen.training.processes import Processes
+    from driftgen.training.trainer import train as run_training
+
+    name = Path(recipe).stem
+    folder = out or Path("runs") / name
+    processes = Processes.start(device)
+    temperatures = config.loss.temperatures if task == "train" else ()
+    console = Console(stderr=True, highlight=False, quiet=not processes.first)
+    try:
+        with LiveView(str(folder), config.optim.steps, temperatures, console=console) as view:
+            run: Any = run_training if task == "train" else run_pretraining
+            complete = run(config, folder, processes, view, name=name, override=override)
+    finally:
+        processes.leave()
+    if processes.first and complete:
+        print(folder / "report.html")
+    if not complete:
+        raise typer.Exit(130)
 
 
 def _number_type(name: str) -> Any:

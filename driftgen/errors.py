@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = ["InputError", "unknown_name"]
+__all__ = ["InputError", "NotFiniteError", "unknown_name"]
 
 
 class InputError(ValueError):
     """Wrong input: one line that names the argument, says what is wrong and what to do."""
+
+
+class NotFiniteError(InputError):
+    """Samples or features that hold NaN or infinite values: in training, a step to be skipped."""
 
 
 def unknown_name(argument: str, name: object, known: Iterable[str]) -> InputError:

@@ -12,14 +12,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from driftgen.errors import InputError, unknown_name
+from driftgen.errors import InputError, NotFiniteError, unknown_name
 from driftgen.field import check_factor, check_temperature, check_weight
 from driftgen.kernels import Kernel, get_kernel, laplace
 from driftgen.normalization import Normalization, both, get_normalization
-from driftgen.passes import PAPER_GUARDS, RELEASE_GUARDS, Drift, Passes, Settings
+from driftgen.passes import PAPER_GUARDS, RELEASE_GUARDS, Drift, Passes, Settings, Statistics
 from driftgen.problems import Samples, as_features, buckets_by_width
 
-__all__ = ["DriftingLoss", "LossOutput"]
+__all__ = ["DriftingLoss", "LossOutput", "Statistics"]
 
 
 @dataclass(frozen=True)
@@ -150,6 +150,7 @@ class DriftingLoss(nn.Module):
         generated_weight: Tensor | None = None,
         positive_weight: Tensor | None = None,
         negative_weight: Tensor | None = None,
+        statistics: Statistics | None = None,
     ) -> LossOutput:
         """Compares the generated samples with the positives (attract), themselves and the negatives (repel).
 
@@ -157,6 +158,11 @@ class DriftingLoss(nn.Module):
         D]`` (V vectors per sample, each its own problem). ``negatives`` are extra, unconditional ones.
         Weights, ``[G]`` or ``[G, n]`` (or ``[n]`` for one group), multiply the affinities of those samples
         and count in the scale.
+
+        With ``statistics`` these samples are a part of a larger batch whose scale, drift norms and number of
+        groups are known, or taken from the step before: nothing is shared with other processes, ``loss`` and
+        ``drift`` are this part's shares, which add up over all parts, and so do gradients. ``scale`` is this
+        part's own.
         """
         gen, pos, neg = as_features(generated, positives, negatives)
         names = list(gen)
@@ -171,7 +177,7 @@ class DriftingLoss(nn.Module):
         )
         wants_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in gen.values())
         with torch.no_grad(), torch.autocast(first.device.type, enabled=False):
-            passes = Passes(self.settings, buckets_by_width(gen, pos, neg), weight)
+            passes = Passes(self.settings, buckets_by_width(gen, pos, neg), weight, statistics)
             scale = passes.measure_scale()
             # A look at the value would stall a GPU's queue; there a NaN shows in the scale and in the loss.
             if scale.device.type == "cpu" and not scale.isfinite().all():
@@ -240,12 +246,14 @@ def _join_weights(groups: int, device: torch.device, *parts: tuple[str, Tensor |
     return result
 
 
-def _not_finite(*sets: dict[str, Tensor] | None, shared: bool) -> InputError:
+def _not_finite(*sets: dict[str, Tensor] | None, shared: bool) -> NotFiniteError:
     for argument, features in zip(("generated", "positives", "negatives"), sets, strict=True):
         for name, tensor in (features or {}).items():
             if not tensor.isfinite().all():
                 where = f"{argument}[{name!r}]" if name else argument
-                return InputError(f"{where} holds NaN or infinite values: remove or repair those samples")
+                return NotFiniteError(f"{where} holds NaN or infinite values: remove or repair those samples")
     if shared:
-        return InputError("another process of the group holds NaN or infinite values: see its message")
-    return InputError("generated and positives lie so far apart that their distances overflow: rescale them")
+        return NotFiniteError("another process of the group holds NaN or infinite values: see its message")
+    return NotFiniteError(
+        "generated and positives lie so far apart that their distances overflow: rescale them"
+    )

@@ -16,7 +16,7 @@ from driftgen.kernels import Kernel, farthest
 from driftgen.normalization import MASKED, Normalization
 from driftgen.problems import Bucket, Chunk
 
-__all__ = ["PAPER_GUARDS", "RELEASE_GUARDS", "Drift", "Guards", "Passes", "Settings"]
+__all__ = ["PAPER_GUARDS", "RELEASE_GUARDS", "Drift", "Guards", "Passes", "Settings", "Statistics"]
 
 # float32 numbers that one chunk may take when the caller sets no bound: 256 MiB, or 2 GiB where launches are
 # dear.
@@ -54,6 +54,17 @@ class Settings:
     sum_vectors: bool  # one loss per vector, all summed (paper), or their mean per feature (release)
     process_group: dist.ProcessGroup | None
     chunk: int | None
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What the parts of one batch share: the scale ``[features]``, E[‖V_τ‖² / D] ``[features, R]``, and the
+    number of groups of the whole batch.
+    """
+
+    scale: Tensor
+    drift: Tensor
+    groups: int
 
 
 @dataclass
@@ -102,6 +113,7 @@ class Passes:
     settings: Settings
     buckets: list[Bucket]
     weight: Tensor | None
+    given: Statistics | None = None  # in place of what would be measured over the whole batch
     work: list[_Work] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -152,10 +164,13 @@ class Passes:
         sums[-1:].fill_(self.groups)
         self._reduce(sums)
         self.all_groups = sums[-1]
-        scale = sums[:features] / sums[features:-1].clamp(min=torch.finfo(self.exact).tiny)
+        scale = used = sums[:features] / sums[features:-1].clamp(min=torch.finfo(self.exact).tiny)
+        if self.given is not None:
+            used = self.given.scale.to(scale)
+            self.all_groups = torch.full_like(sums[-1], self.given.groups)
         if self.settings.normalize_features:
-            self.kernel_unit = _guard(scale, self.settings.guards.least_scale)
-            self.unit = _guard(scale / self.widths.sqrt(), self.settings.guards.least_scale)
+            self.kernel_unit = _guard(used, self.settings.guards.least_scale)
+            self.unit = _guard(used / self.widths.sqrt(), self.settings.guards.least_scale)
         else:
             self.kernel_unit = self.unit = torch.ones_like(scale)
         return scale.float()
@@ -178,9 +193,11 @@ class Passes:
         self._reduce(products)
         count = self.all_groups * self.n * self.vectors * self.widths
         self.products = products / count[:, None, None]
-        drift = self.products.diagonal(dim1=-2, dim2=-1)
+        drift = used = self.products.diagonal(dim1=-2, dim2=-1)
+        if self.given is not None:
+            used = self.given.drift.to(drift)
         if self.settings.normalize_drift:
-            squared = _guard(drift, self.settings.guards.least_drift, or_else=math.inf)
+            squared = _guard(used, self.settings.guards.least_drift, or_else=math.inf)
             self.inverse_norm = squared.rsqrt()
         else:
             self.inverse_norm = torch.ones_like(drift)
@@ -291,7 +308,7 @@ class Passes:
         return drift if self.settings.normalize_features else drift.to(self.exact)
 
     def _reduce(self, sums: Tensor) -> None:
-        if self.settings.process_group is not None:
+        if self.settings.process_group is not None and self.given is None:
             dist.all_reduce(sums, group=self.settings.process_group)
 
 

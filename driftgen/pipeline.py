@@ -19,7 +19,7 @@ from driftgen.pixels import to_pil, to_uint8
 from driftgen.saved import CONFIG, save_model
 from driftgen.tokenizers import SDVAE, Identity, Tokenizer, build_tokenizer
 
-__all__ = ["DriftPipeline"]
+__all__ = ["RUN_MODEL", "DriftPipeline", "find_model"]
 
 Output = Literal["pil", "tensor", "numpy", "latent"]
 OUTPUTS = ("pil", "tensor", "numpy", "latent")
@@ -100,7 +100,7 @@ class DriftPipeline:
             tokenizer: in place of the model's own: a module, or the folder or Hub name of an SD-VAE.
             batch_size: samples made at a time.
         """
-        folder = _find(str(source))
+        folder = find_model(str(source))
         if isinstance(tokenizer, str | Path):
             tokenizer = SDVAE(str(tokenizer))
         model, facts = load_any(folder, str(source))
@@ -284,7 +284,7 @@ class DriftPipeline:
         return int(label)
 
 
-def _find(source: str) -> Path:
+def find_model(source: str) -> Path:
     """The folder to load from: the given one, the model in a run, or a download."""
     folder = Path(source)
     if not source.startswith("hf://") and folder.exists():

@@ -21,6 +21,7 @@ from driftgen.features.backbones import Backbone
 from driftgen.features.resnet_mae import ResNetMAE
 from driftgen.files import written_whole
 from driftgen.generators.dit import DiT
+from driftgen.generators.image_mlp import ImageMLP
 from driftgen.generators.unet import UNet2D
 
 __all__ = ["CONFIG", "WEIGHTS", "SavedConfig", "load_model", "read_config", "save_model"]
@@ -71,6 +72,7 @@ class Architecture(NamedTuple):
 ARCHITECTURES = {
     "DiT": Architecture("generator", DiT, lambda o: DiT(**o), lambda m: asdict(m.config)),
     "UNet2D": Architecture("generator", UNet2D, lambda o: UNet2D(**o), lambda m: asdict(m.config)),
+    "ImageMLP": Architecture("generator", ImageMLP, lambda o: ImageMLP(**o), lambda m: asdict(m.config)),
     "ResNetMAE": Architecture("encoder", ResNetMAE, lambda o: ResNetMAE(**o), lambda m: m.options()),
     "ConvNeXtV2": Architecture(
         "encoder", Backbone, lambda o: Backbone.from_convnext(**o), lambda m: m.options()

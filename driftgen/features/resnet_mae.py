@@ -109,9 +109,14 @@ class ResNetMAE(nn.Module):
     @classmethod
     def preset(cls, name: str) -> ResNetMAE:
         """One of the paper's encoders: ``"latent-256"``, ``"latent-640"`` or ``"pixel-640"``."""
+        return cls(**cls.preset_options(name))
+
+    @staticmethod
+    def preset_options(name: str) -> dict[str, Any]:
+        """The arguments of a preset."""
         if name not in PRESETS:
             raise unknown_name("name", name, PRESETS)
-        return cls(**PRESETS[name])
+        return dict(PRESETS[name])
 
     def reset_parameters(self) -> None:
         """He initialisation, which keeps the variance through ReLU; the classifier starts small."""
@@ -169,7 +174,7 @@ class ResNetMAE(nn.Module):
             )
         kind = x.device.type
         working = self.encoder.conv1.weight.dtype
-        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        if kind != "meta" and torch.is_autocast_enabled(kind):
             working = torch.get_autocast_dtype(kind)
         x = x.to(working)
         if p == 1:
@@ -228,6 +233,13 @@ class ResNetMAE(nn.Module):
     def reconstruct(self, x: Tensor, mask: Tensor) -> Tensor:
         """The decoder's view of the masked input, ``[B, C · p², H / p, W / p]``, not unpatchified."""
         return self._reconstruct(self.patches(x), mask)[0]
+
+    def unpatchify(self, patches: Tensor) -> Tensor:
+        """The inverse of :meth:`patches`: ``[B, C, H, W]`` (the paper's decoder ends with it)."""
+        p = self.patchify
+        b, _, h, w = patches.shape
+        x = patches.reshape(b, p, p, self.in_channels, h, w).permute(0, 3, 4, 1, 5, 2)
+        return x.reshape(b, self.in_channels, h * p, w * p)
 
     def loss(
         self,

@@ -1,8 +1,19 @@
 """f: what turns noise into samples, in one call."""
 
 from driftgen.generators.dit import DiT, DiTConfig
+from driftgen.generators.image_mlp import ImageMLP, ImageMLPConfig
 from driftgen.generators.mlp import MLP
 from driftgen.generators.noise import Generator, Noise
 from driftgen.generators.unet import UNet2D, UNet2DConfig
 
-__all__ = ["MLP", "DiT", "DiTConfig", "Generator", "Noise", "UNet2D", "UNet2DConfig"]
+__all__ = [
+    "MLP",
+    "DiT",
+    "DiTConfig",
+    "Generator",
+    "ImageMLP",
+    "ImageMLPConfig",
+    "Noise",
+    "UNet2D",
+    "UNet2DConfig",
+]

@@ -1,0 +1,61 @@
+"""α, the strength of guidance: how it is drawn, and the weight of unconditional negatives that it means
+(appendix "Classifier-Free Guidance")."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from driftgen.errors import InputError
+
+__all__ = ["alpha_at", "sample_alpha", "unconditional_weight"]
+
+
+def sample_alpha(
+    n: int,
+    low: float = 1.0,
+    high: float = 4.0,
+    power: float = 3.0,
+    no_guidance: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """``[n]`` draws of α: 1 with probability ``no_guidance``, else from p(α) ∝ α^-power on [low, high]."""
+    device = generator.device if generator is not None else None
+    uniform, chance = torch.rand(2, n, generator=generator, device=device)
+    return alpha_at(uniform, chance, low, high, power, no_guidance)
+
+
+def alpha_at(
+    uniform: Tensor,
+    chance: Tensor,
+    low: float = 1.0,
+    high: float = 4.0,
+    power: float = 3.0,
+    no_guidance: float = 0.0,
+) -> Tensor:
+    """α where its distribution function is ``uniform``, or 1 where ``chance`` lies below ``no_guidance``.
+
+    With e = 1 − power: α = (low^e + u (high^e − low^e))^(1/e), and low (high / low)^u for e = 0.
+    """
+    if not 1 <= low <= high < math.inf:
+        raise InputError(f"low={low} and high={high} must be 1 or more, low not above high")
+    if not 0 <= no_guidance <= 1:
+        raise InputError(f"no_guidance={no_guidance} must lie between 0 and 1")
+    exponent = 1.0 - power
+    if abs(exponent) < 1e-6:
+        alpha = low * (high / low) ** uniform
+    else:
+        alpha = (low**exponent + uniform * (high**exponent - low**exponent)) ** (1 / exponent)
+    return torch.where(chance < no_guidance, torch.ones_like(alpha), alpha.clamp(low, high))
+
+
+def unconditional_weight(alpha: Tensor, generated: int, unconditional: int) -> Tensor:
+    """w = (α − 1) (N_neg − 1) / N_unc, the weight of each unconditional negative that makes
+
+    α = ((N_neg − 1) + N_unc w) / (N_neg − 1).
+    """
+    if generated < 1 or unconditional < 0:
+        raise InputError(f"generated={generated} and unconditional={unconditional} must not be negative")
+    return (alpha - 1) * (generated - 1) / max(1, unconditional)

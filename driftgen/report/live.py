@@ -1,0 +1,227 @@
+"""A run in the terminal: where it stands, whether it is healthy, and what is wrong in plain words."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["LiveView", "sparkline"]
+
+BARS = "▁▂▃▄▅▆▇█"
+TREND = 20  # points of a sparkline
+MOST_POINTS = 400  # of a curve; then every second one goes, and only every second new one is kept
+SHOWN_WARNINGS = 4
+
+
+class LiveView:
+    """Shows rows of ``metrics.jsonl`` while the block runs; plain lines where nobody watches.
+
+    Example::
+
+        with LiveView("runs/digits", total=3000, temperatures=(0.02, 0.05, 0.2)) as view:
+            view.update(row)
+            view.warn("collapsed: ...")
+
+    Args:
+        title: name of the run.
+        total: steps of the run.
+        temperatures: τ of each raw drift in a row.
+        every: without a terminal, one line for so many rows.
+        console: standard error by default.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        total: int,
+        temperatures: Sequence[float] = (),
+        *,
+        every: int = 10,
+        console: Console | None = None,
+    ) -> None:
+        self.title, self.total, self.temperatures, self.every = title, total, tuple(temperatures), every
+        self.console = console or Console(stderr=True, highlight=False)
+        self.warnings: deque[str] = deque(maxlen=SHOWN_WARNINGS)
+        self._row: Mapping[str, Any] = {}
+        self._seen, self._stride = 0, 1
+        self._begin: tuple[float, float] | None = None  # step and seconds of the first row
+        self._past: dict[str, list[float]] = {}
+        self._live: Live | None = None
+
+    def __enter__(self) -> LiveView:
+        if self.console.is_terminal:
+            self._live = Live(self.render(), console=self.console, refresh_per_second=4)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.update(self.render(), refresh=True)
+            self._live.stop()
+            self._live = None
+        elif self._row and (self._seen - 1) % self.every:
+            self._print(self.line())
+
+    def update(self, row: Mapping[str, Any]) -> None:
+        """Takes one more row."""
+        self._row = row
+        self._seen += 1
+        if self._begin is None:
+            self._begin = (row.get("step", 0), row.get("seconds", 0.0))
+        if (self._seen - 1) % self._stride == 0:
+            for key, value in _curves(row):
+                self._past.setdefault(key, []).append(value)
+            if max(map(len, self._past.values()), default=0) >= MOST_POINTS:
+                self._stride *= 2
+                self._past = {key: values[::2] for key, values in self._past.items()}
+        if self._live is not None:
+            self._live.update(self.render())
+        elif (self._seen - 1) % self.every == 0:
+            self._print(self.line())
+
+    def warn(self, text: str) -> None:
+        """Something is wrong: stays in view, and in the scrolled text above."""
+        step = self._row.get("step", 0)
+        self.warnings.append(f"step {step}: {text}")
+        if self._live is None:
+            self._print(f"warning, step {step}: {text}")
+        else:
+            self._live.update(self.render())
+
+    def say(self, text: str) -> None:
+        """One line above the view."""
+        self._print(text)
+
+    def line(self) -> str:
+        """The latest row as one line of plain text."""
+        row = self._row
+        parts = [f"step {row.get('step', 0)}/{self.total}", _rate(row)]
+        left = self.seconds_left()
+        parts += [f"{_duration(left)} left"] if left is not None and left > 0 else []
+        if "drift" in row:
+            parts.append("drift " + " ".join(_number(d) for d in row["drift"]))
+        for key in ("spread", "diversity", "reconstruction", "classification", "accuracy"):
+            if row.get(key) is not None:
+                parts.append(f"{key} {_number(row[key])}")
+        if "gradient_norm" in row:
+            parts.append(f"gradient {_number(row['gradient_norm'])}")
+        if row.get("skipped"):
+            parts.append(f"{row['skipped']} skipped")
+        return ", ".join(p for p in parts if p)
+
+    def seconds_left(self) -> float | None:
+        """At the pace since the first row; None before there is a pace."""
+        if self._begin is None or "seconds" not in self._row:
+            return None
+        steps, seconds = (self._row[k] - b for k, b in zip(("step", "seconds"), self._begin, strict=True))
+        return float((self.total - self._row["step"]) * seconds / steps) if steps > 0 else None
+
+    def render(self) -> RenderableType:
+        """What the terminal shows."""
+        row, step = self._row, self._row.get("step", 0)
+        left = self.seconds_left()
+        head = Table.grid(expand=True, padding=(0, 1, 0, 0))
+        for ratio in (None, 1, None, None):
+            head.add_column(no_wrap=True, ratio=ratio)
+        head.add_row(
+            Text(self.title if len(self.title) < 32 else "…" + self.title[-30:], style="bold"),
+            ProgressBar(total=self.total, completed=step),
+            f"{step}/{self.total}",
+            "" if left is None else f"{_duration(left)} left",
+        )
+        memory = f"{_number(row['memory_gib'])} GiB" if row.get("memory_gib") else ""
+        skipped = f"[red]{row['skipped']} steps skipped[/]" if row.get("skipped") else ""
+        parts: list[RenderableType] = [head]
+        rate = f"learning rate {_number(row['learning_rate'])}" if "learning_rate" in row else ""
+        facts = [_rate(row), memory, rate, skipped]
+        if any(facts):
+            parts.append(Text.from_markup(" · ".join(f for f in facts if f), style="dim"))
+        body = Table.grid(padding=(0, 1, 0, 0))
+        for _ in range(4):
+            body.add_column(no_wrap=True)
+        for name, key, value, note in self._figures():
+            trend = sparkline(self._past.get(key, []))
+            body.add_row(name, value, Text(trend, style="cyan"), Text(note, "dim"))
+        parts.append(body)
+        told = Table.grid(padding=(0, 1, 0, 0))
+        for text in self.warnings:
+            told.add_row(Text("!", "bold yellow"), Text(text))
+        parts += [told] if self.warnings else []
+        return Group(*parts)
+
+    def _figures(self) -> list[tuple[str, str, str, str]]:
+        row, found = self._row, []
+        for i, drift in enumerate(row.get("drift", [])):
+            tau = f"{self.temperatures[i]:g}" if i < len(self.temperatures) else str(i + 1)
+            note = "falls toward equilibrium" if i == 0 else ""
+            found.append((f"raw drift τ={tau}", f"drift {i}", _number(drift), note))
+        notes = {
+            "spread": "of all samples; data: 1",
+            "diversity": "within a class; data: 1",
+            "reconstruction": "",
+            "classification": "",
+            "accuracy": "of the classifier",
+            "gradient_norm": "before clipping",
+            "alpha": "mean of those drawn",
+            "loss": "flat by design" if "drift" in row else "",
+        }
+        names = {"gradient_norm": "gradient norm", "alpha": "guidance α"}
+        for key, note in notes.items():
+            if row.get(key) is not None:
+                found.append((names.get(key, key), key, _number(row[key]), note))
+        return found
+
+    def _print(self, text: str) -> None:
+        console = self._live.console if self._live is not None else self.console
+        console.print(Text(text), soft_wrap=True)
+
+
+def sparkline(values: Sequence[float], width: int = TREND) -> str:
+    """The trend as small bars, one for an equal share of the values; logarithmic where all are positive."""
+    if not values:
+        return ""
+    count = min(width, len(values))
+    shares = [values[i * len(values) // count : (i + 1) * len(values) // count] for i in range(count)]
+    means = [sum(share) / len(share) for share in shares]
+    if min(means) > 0:
+        means = [math.log(m) for m in means]
+    low, high = min(means), max(means)
+    if high - low < 0.02:
+        return BARS[3] * count
+    return "".join(BARS[round((m - low) / (high - low) * (len(BARS) - 1))] for m in means)
+
+
+def _curves(row: Mapping[str, Any]) -> list[tuple[str, float]]:
+    flat = {k: v for k, v in row.items() if isinstance(v, int | float)}
+    flat |= {f"drift {i}": v for i, v in enumerate(row.get("drift", []))}
+    return [(k, float(v)) for k, v in flat.items() if v is not None and math.isfinite(v)]
+
+
+def _rate(row: Mapping[str, Any]) -> str:
+    rate = row.get("samples_per_second")
+    return "" if rate is None else f"{rate:,.0f} samples/s" if rate >= 10 else f"{rate:.1f} samples/s"
+
+
+def _number(value: Any) -> str:
+    if not isinstance(value, int | float):
+        return "?"
+    return f"{value:.3g}" if abs(value) < 1000 or abs(value) >= 1e6 else f"{value:,.0f}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24} d {hours % 24} h"
+    return f"{hours}:{m:02d}:{s:02d}" if hours else f"{m}:{s:02d}"

@@ -1,0 +1,233 @@
+"""``report.html`` of a run, from the files in its folder alone."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from driftgen.errors import InputError
+from driftgen.report.curves import draw_curves
+from driftgen.report.page import write_page
+
+__all__ = ["read_metrics", "write_report"]
+
+STAGES = 6  # steps of which samples are shown
+THUMBNAIL = 560  # pixels, the widest picture of a stage
+WIDEST = 1600  # pixels, the widest final picture
+STYLE = """<style>
+.run table { table-layout: fixed; } .run td { overflow-wrap: anywhere; }
+.run td:last-child { white-space: normal; width: 45%; }
+.run .grid { display: grid; gap: 1rem;
+             grid-template-columns: repeat(auto-fit, minmax(min(45%, 300px), 1fr)); }
+.run .curves { grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); }
+.run .grid figure { margin: 0; } .run figcaption { color: var(--soft); font-size: .9rem; margin-top: .3rem; }
+.run .sheet { width: 100%; image-rendering: pixelated; } .run .large { max-width: 760px; }
+.run pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f6f8fa; padding: .8rem;
+           border-radius: 6px; font-size: .85rem; }
+.run summary { cursor: pointer; } .run .warning { border-left: 4px solid var(--orange); padding-left: .8rem; }
+</style>"""
+
+
+def read_metrics(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Header and rows of a ``metrics.jsonl``, in the order of steps.
+
+    The later row of a repeated step counts. Lines that cannot be read, such as the last one of a run that was
+    killed, are passed over; so is a missing file.
+    """
+    header: dict[str, Any] = {}
+    rows: dict[int, dict[str, Any]] = {}
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        record = _parsed(line)
+        if isinstance(record.get("header"), dict):
+            header = record["header"]
+        elif isinstance(record.get("step"), int):
+            rows[record["step"]] = record
+    return header, [rows[step] for step in sorted(rows)]
+
+
+def write_report(folder: Path, extra_html: str = "") -> Path:
+    """Writes ``report.html`` into the folder of a run; gives its path.
+
+    Whatever is missing there (samples, an evaluation, all but one row of metrics) is left out.
+    ``extra_html`` is put before the configuration.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder} is no folder: name that of a run, such as runs/digits")
+    header, rows = read_metrics(folder / "metrics.jsonl")
+    evaluation = _parsed(_text(folder / "evaluation.json"))
+    stages = _stages(folder / "samples")
+    parts = [
+        _summary(header, rows),
+        _warnings(rows),
+        _final(stages),
+        _evaluation(evaluation),
+        _evolution(stages),
+        _curves(header, rows),
+        extra_html,
+        _configuration(_text(folder / "config.yaml")),
+    ]
+    body = f'{STYLE}<div class="run">' + "\n".join(p for p in parts if p) + "</div>"
+    name = folder.resolve().name
+    footer = f"Made by driftgen from the files in <code>{escape(name)}</code>; the page needs no others."
+    return write_page(folder / "report.html", f"Run {name}", body, [], footer)
+
+
+def _summary(header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    if not rows:
+        return "<p>No step is on record yet.</p>"
+    last = rows[-1]
+    facts = {"steps": f"{last['step']:,}"}
+    if "seconds" in last:
+        facts["time"] = _duration(last["seconds"])
+    rates = sorted(r["samples_per_second"] for r in rows if r.get("samples_per_second"))
+    if rates:
+        facts["samples per second, median"] = f"{rates[len(rates) // 2]:,.0f}"
+    if any(r.get("memory_gib") for r in rows):
+        facts["memory, at most"] = f"{max(r.get('memory_gib') or 0 for r in rows):.2f} GiB"
+    names = {
+        "spread": "spread of generated samples (data: 1)",
+        "diversity": "diversity within a class (data: 1)",
+        "reconstruction": "reconstruction error",
+        "accuracy": "accuracy of the classifier",
+        "skipped": "steps skipped",
+    }
+    facts |= {text: _figure(last[key]) for key, text in names.items() if last.get(key) is not None}
+    words = "a masked autoencoder" if header.get("task") == "pretrain" else "a one-step generator"
+    return f"<p>The training of {words}.</p>{_table(facts)}"
+
+
+def _warnings(rows: Sequence[Mapping[str, Any]]) -> str:
+    told: dict[str, int] = {}
+    for row in rows:
+        for text in row.get("warnings") or []:
+            told.setdefault(str(text), row["step"])
+    lines = "".join(f'<p class="warning">step {step:,}: {escape(t)}</p>' for t, step in told.items())
+    return f"<section><h2>Warnings</h2>{lines}</section>" if lines else ""
+
+
+def _final(stages: Mapping[int, Path]) -> str:
+    for step in sorted(stages, reverse=True):
+        if picture := _picture(stages[step], WIDEST, f"samples at step {step}", "sheet large"):
+            return f"<section><h2>Samples at step {step:,}</h2>{picture}</section>"
+    return ""
+
+
+def _evaluation(evaluation: Mapping[str, Any]) -> str:
+    figures = evaluation.get("figures")
+    facts = {str(k): _figure(v) for k, v in figures.items()} if isinstance(figures, dict) else {}
+    text = ""
+    calls, time = evaluation.get("network_calls_per_image"), evaluation.get("milliseconds_per_image")
+    if calls is not None:
+        count = "One network call" if calls == 1 else f"{_figure(calls)} network calls"
+        took = "" if time is None else f", {_figure(time)} milliseconds"
+        text = f"<p><b>{count} per image{took}.</b></p>"
+    for key in ("evaluator", "hardware", "note"):
+        if isinstance(evaluation.get(key), str):
+            text += f"<p>{key}: {escape(evaluation[key])}</p>"
+    return f"<section><h2>Evaluation</h2>{text}{_table(facts)}</section>" if facts or text else ""
+
+
+def _evolution(stages: Mapping[int, Path]) -> str:
+    steps = sorted(stages)
+    if len(steps) < 2:
+        return ""
+    count = min(STAGES, len(steps))
+    chosen = sorted({steps[round(i * (len(steps) - 1) / (count - 1))] for i in range(count)})
+    pictures = []
+    for step in chosen:
+        if picture := _picture(stages[step], THUMBNAIL, f"samples at step {step}", "sheet"):
+            pictures.append(f"<figure>{picture}<figcaption>step {step:,}</figcaption></figure>")
+    text = "<p>The same noise through the averaged weights (EMA), as training goes on.</p>"
+    return (
+        f'<section><h2>How samples came about</h2>{text}<div class="grid">{"".join(pictures)}</div></section>'
+    )
+
+
+def _curves(header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    figures = []
+    for title, note, png in draw_curves(header, rows):
+        alt = f'<img alt="{escape(title)}" src="{_inline(png, "png")}">'
+        caption = f"<b>{escape(title)}</b>{'. ' + escape(note) if note else ''}"
+        figures.append(f"<figure>{alt}<figcaption>{caption}</figcaption></figure>")
+    return (
+        f'<section><h2>Curves</h2><div class="grid curves">{"".join(figures)}</div></section>'
+        if figures
+        else ""
+    )
+
+
+def _configuration(text: str) -> str:
+    if not text:
+        return ""
+    hidden = f"<details><summary>All values of this run</summary><pre>{escape(text)}</pre></details>"
+    return f"<section><h2>Configuration</h2>{hidden}</section>"
+
+
+def _stages(folder: Path) -> dict[int, Path]:
+    found = {}
+    for path in folder.glob("step-*.png"):
+        if match := re.fullmatch(r"step-(\d+)", path.stem):
+            found[int(match[1])] = path
+    return found
+
+
+def _picture(path: Path, widest: int, alt: str, kind: str) -> str:
+    """An ``img`` with the picture inside; nothing where it cannot be read."""
+    try:
+        with Image.open(path) as image:
+            image.load()
+            picture = image.convert("RGB")
+    except (OSError, SyntaxError, ValueError):  # PIL's ways to say that a file is damaged
+        return ""
+    if picture.width > widest:
+        picture = picture.resize((widest, max(1, round(picture.height * widest / picture.width))))
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG", optimize=True)
+    return f'<img class="{kind}" alt="{escape(alt)}" src="{_inline(buffer.getvalue(), "png")}">'
+
+
+def _inline(data: bytes, kind: str) -> str:
+    return f"data:image/{kind};base64," + base64.b64encode(data).decode()
+
+
+def _table(facts: Mapping[str, str]) -> str:
+    lines = "".join(f"<tr><td>{escape(k)}</td><td>{escape(v)}</td></tr>" for k, v in facts.items())
+    return f"<table>{lines}</table>" if lines else ""
+
+
+def _figure(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def _duration(seconds: float) -> str:
+    hours, rest = divmod(round(seconds), 3600)
+    return f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        record = json.loads(text)
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}

@@ -1,0 +1,274 @@
+"""A run's state on disk: written whole, checked when read, never lost.
+
+A checkpoint is a folder ``step-00001000/`` of ``state.safetensors`` (all tensors), ``record.json`` (all else)
+and ``checksum.json`` (length and SHA-256 of both).
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from driftgen.errors import InputError
+
+__all__ = ["Checkpoint", "Checkpoints"]
+
+STATE, RECORD, CHECKSUM = "state.safetensors", "record.json", "checksum.json"
+# Endings of folders that are no checkpoints: being written, on its way out, giving way to a newer one of its
+# step.
+PARTIAL, REMOVED, REPLACED = ".partial", ".removed", ".replaced"
+Chunks = Iterable[bytes | memoryview]
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+@dataclass
+class Checkpoint:
+    """What :meth:`Checkpoints.load` found.
+
+    The tensors are mapped from the file: they take no memory until they are used or changed, and writing to
+    them does not change the file.
+    """
+
+    step: int
+    path: Path
+    tensors: dict[str, Tensor]
+    record: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one run. One process writes; any number may read.
+
+    Args:
+        folder: made when the first one is saved.
+        keep_last: how many of the newest stay.
+        keep_every: checkpoints of steps that this divides stay for good.
+
+    Attributes:
+        damaged: one line for each checkpoint that the last :meth:`load` passed over.
+    """
+
+    def __init__(self, folder: str | Path, keep_last: int = 2, keep_every: int | None = None) -> None:
+        if keep_last < 1:
+            raise InputError(f"keep_last={keep_last} must be at least 1")
+        if keep_every is not None and keep_every < 1:
+            raise InputError(f"keep_every={keep_every} must be at least 1")
+        self.folder, self.keep_last, self.keep_every = Path(folder), keep_last, keep_every
+        self.damaged: list[str] = []
+        self._bad: set[str] = set()
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that have a checkpoint, whole or damaged, in order."""
+        return sorted(step for step, path in self._found() if not path.suffix)
+
+    def save(self, step: int, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> Path:
+        """Writes the checkpoint of a step, then lets go of those that the keep rules do not name.
+
+        Tensors are taken one at a time, from any device: no second copy of all of them is made. ``record`` is
+        plain JSON, so tuples come back as lists.
+        """
+        if step < 0:
+            raise InputError(f"step={step} must not be below 0")
+        header, order = _header(tensors)
+        text = json.dumps(record, indent=1, allow_nan=False).encode()
+        path = self.folder / f"step-{step:08d}"
+        partial, replaced = (path.with_name(path.name + ending) for ending in (PARTIAL, REPLACED))
+        with self._room(path.name):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._clear()
+            try:
+                partial.mkdir()
+                state: Chunks = chain([header], (_bytes(tensors[name]) for name in order))
+                sums = {STATE: _write(partial / STATE, state), RECORD: _write(partial / RECORD, [text])}
+                _write(partial / CHECKSUM, [json.dumps(sums, indent=1).encode()])
+                _sync(partial)
+                if path.exists():
+                    path.replace(replaced)
+                partial.replace(path)
+                _sync(self.folder)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+        self._bad.discard(path.name)
+        shutil.rmtree(replaced, ignore_errors=True)
+        self._thin(step)
+        return path
+
+    def load(self) -> Checkpoint | None:
+        """The newest checkpoint that is whole, None if there is none. Nothing on disk is changed."""
+        self.damaged, self._bad = [], set()
+        for step, path in sorted(self._found(), key=lambda found: (-found[0], found[1].name)):
+            try:
+                return Checkpoint(step, path, *_read(path))
+            except _DamageError as damage:
+                self._bad.add(path.name)
+                self.damaged.append(f"{path.name} is damaged ({damage}): passed over")
+        return None
+
+    def _found(self) -> Iterator[tuple[int, Path]]:
+        """Step and folder of each checkpoint, those that were about to be replaced included."""
+        if self.folder.is_dir():
+            for path in self.folder.iterdir():
+                match = re.fullmatch(rf"step-(\d{{8,}})({re.escape(REPLACED)})?", path.name)
+                if match and path.is_dir():
+                    yield int(match[1]), path
+
+    def _clear(self) -> None:
+        """Removes what killed saves have left; of two of one step the newer stays if it is whole."""
+        for path in list(self.folder.glob("step-*")):
+            if path.suffix in (PARTIAL, REMOVED):
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.suffix == REPLACED:
+                newer = path.with_suffix("")
+                try:
+                    _read(newer)
+                    shutil.rmtree(path, ignore_errors=True)
+                except _DamageError:
+                    shutil.rmtree(newer, ignore_errors=True)
+                    path.replace(newer)
+
+    def _thin(self, newest: int) -> None:
+        # Later steps can only be damaged ones that a resumed run has not reached again: they are not counted,
+        # and stay to be looked at until it has.
+        past = {step: path for step, path in self._found() if step <= newest and not path.suffix}
+        good = sorted(step for step, path in past.items() if path.name not in self._bad)
+        kept = set(good[-self.keep_last :])
+        if self.keep_every is not None:
+            kept |= {step for step in good if step % self.keep_every == 0}
+        for step, path in past.items():
+            if step not in kept:
+                # Renamed first: a kill on the way must not leave half a folder that looks like a checkpoint.
+                gone = path.with_name(path.name + REMOVED)
+                try:
+                    path.replace(gone)
+                except OSError:
+                    continue  # Room is lost, the run is not.
+                shutil.rmtree(gone, ignore_errors=True)
+
+    @contextmanager
+    def _room(self, name: str) -> Iterator[None]:
+        """Turns what a disk refuses into one line that says which checkpoint is still there."""
+        try:
+            yield
+        except OSError as error:
+            last = [path for _, path in sorted(self._found()) if path.name not in self._bad]
+            still = f"the last good checkpoint is {last[-1]}" if last else "there is no earlier checkpoint"
+            why = os.strerror(error.errno) if error.errno else str(error)
+            if error.errno in FULL:
+                message = f"the disk is full: {name} could not be written to {self.folder} ({why}); make room"
+            else:
+                message = f"{name} could not be written to {self.folder}: {why}; see to it"
+            raise InputError(f"{message} and start again; {still}") from None
+
+
+class _DamageError(Exception):
+    """Why a checkpoint is not whole, in a few words."""
+
+
+def _header(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
+    """What a safetensors file begins with, and the order in which the tensors follow it.
+
+    safetensors' own writer would want all tensors on the CPU at once, in one piece each and without shared
+    storage. The widest numbers come first, so that each tensor lies at a multiple of its own width.
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES or tensor.layout != torch.strided:
+            raise InputError(f"tensor {name!r} is {tensor.dtype}, {tensor.layout}: it cannot be saved")
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name in order:
+        tensor = tensors[name]
+        end = at + tensor.numel() * tensor.element_size()
+        entries[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [at, end],
+        }
+        at = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, order
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def _write(path: Path, chunks: Chunks) -> dict[str, Any]:
+    """Writes and flushes a file; length and checksum of what was meant to be in it."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("wb") as file:
+        for chunk in chunks:
+            file.write(chunk)
+            digest.update(chunk)
+            size += len(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def _sync(folder: Path) -> None:
+    """Makes the names in a folder last, where the system can."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # Some network file systems flush files only.
+            raise
+    finally:
+        os.close(handle)
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    try:
+        sums = json.loads((path / CHECKSUM).read_bytes())
+        expected = {name: (sums[name]["bytes"], sums[name]["sha256"]) for name in (STATE, RECORD)}
+    except FileNotFoundError:
+        raise _DamageError(f"{CHECKSUM} is missing") from None
+    except (OSError, ValueError, KeyError, TypeError):
+        raise _DamageError(f"{CHECKSUM} cannot be read") from None
+    try:
+        # The small file first: the large one takes seconds.
+        for name in (RECORD, STATE):
+            size, digest = expected[name]
+            with (path / name).open("rb") as file:
+                found = os.fstat(file.fileno()).st_size
+                if found != size:
+                    raise _DamageError(f"{name} has {found} bytes instead of {size}")
+                if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                    raise _DamageError(f"checksum of {name} differs")
+        record = json.loads((path / RECORD).read_bytes())
+        return load_file(path / STATE), record
+    except FileNotFoundError as error:
+        raise _DamageError(f"{Path(error.filename or STATE).name} is missing") from None
+    except (OSError, ValueError, SafetensorError) as error:
+        raise _DamageError(f"it cannot be read, {' '.join(str(error).split())}") from None

@@ -1,0 +1,254 @@
+"""The gradient of one training step (appendix "Training Loop", points 3 to 7 without the update): whole, or
+in parts that need less memory."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from driftgen.features.stack import FeatureStack
+from driftgen.generators.noise import Noise
+from driftgen.guidance import unconditional_weight
+from driftgen.loss import DriftingLoss, LossOutput, Statistics
+
+__all__ = ["Drawn", "DriftStep", "StepOutput"]
+
+Features = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Everything that one step of this process is computed from.
+
+    Attributes:
+        labels: ``[C]``.
+        alpha: ``[C]``, the guidance of each label.
+        noise: for C · N samples, those of one label side by side.
+        positives: ``[C, P, ...]``.
+        unconditional: ``[C, U, ...]``; U may be 0.
+    """
+
+    labels: Tensor
+    alpha: Tensor
+    noise: Noise
+    positives: Tensor
+    unconditional: Tensor
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What a step found: the loss over all processes, drift and scale of each feature, and the features of
+    (some of) its samples, for the health of the run.
+    """
+
+    loss: Tensor
+    drift: dict[str, Tensor]
+    scale: dict[str, Tensor]
+    generated: Features
+    positives: Features
+
+
+class DriftStep:
+    """Adds the gradient of the drifting loss to ``.grad`` of the generator's parameters.
+
+    ``micro`` parts of the classes, one after the other, need about ``1 / micro`` of the activations:
+
+    - ``"exact"``: all samples are made and encoded once without gradient; the loss of the whole step gives
+      the gradient to each of their features; then each part is made again with gradient and passes its share
+      back. Equal to the undivided step up to rounding. Costs one more forward pass of the generated samples,
+      and keeps the features (not the activations) of the whole step.
+    - ``"previous"``: each part is compared with the scales and drift norms of the step before (the paper:
+      "the normalization can be estimated ..."). One pass, nothing kept. The first step is exact.
+
+    Args:
+        generator: f, perhaps wrapped in DistributedDataParallel.
+        phi: what the drift is measured in.
+        loss: with the process group, if any.
+        generated: N, samples per class.
+        micro: parts.
+        mode: ``"exact"`` or ``"previous"``.
+        autocast: number type of the networks on this device; None for float32.
+    """
+
+    def __init__(
+        self,
+        generator: nn.Module,
+        phi: FeatureStack,
+        loss: DriftingLoss,
+        *,
+        generated: int,
+        micro: int = 1,
+        mode: Literal["exact", "previous"] = "exact",
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        self.generator, self.phi, self.loss = generator, phi, loss
+        self.generated, self.micro, self.mode, self.autocast = generated, micro, mode, autocast
+        self.encode: Callable[[Tensor], Features] = phi.features
+        self.previous: Statistics | None = None
+        group = loss.settings.process_group
+        # DDP averages gradients over processes, the loss means their sum.
+        self.processes = 1 if group is None else dist.get_world_size(group)
+
+    def __call__(self, drawn: Drawn) -> StepOutput:
+        """The gradient of the step; the caller clears ``.grad`` before."""
+        if self.micro == 1:
+            return self._whole(drawn)
+        if self.mode == "exact" or self.previous is None:
+            output = self._exact(drawn)
+        else:
+            output = self._with_previous(drawn, self.previous)
+        if self.mode == "previous":
+            groups = len(drawn.labels) * self.processes
+            self.previous = Statistics(
+                torch.stack(list(output.scale.values())), torch.stack(list(output.drift.values())), groups
+            )
+        return output
+
+    def _whole(self, drawn: Drawn) -> StepOutput:
+        generated = self._generated_features(drawn, self.generator)
+        positives, unconditional = self._real_features(drawn)
+        out = self._loss(drawn, generated, positives, unconditional)
+        (out.loss * self.processes).backward()
+        return _output(out.loss, out, generated, positives)
+
+    def _exact(self, drawn: Drawn) -> StepOutput:
+        plain = getattr(self.generator, "module", self.generator)
+        generated, positives, unconditional = _Kept(), _Kept(), _Kept()
+        total = len(drawn.labels)
+        with torch.no_grad():
+            for part, classes in self._parts(drawn):
+                generated.put(self._generated_features(part, plain), classes, total)
+                found = self._real_features(part)
+                positives.put(found[0], classes, total)
+                unconditional.put(found[1], classes, total)
+        leaves = {name: value.requires_grad_() for name, value in generated.tensors.items()}
+        out = self._loss(drawn, leaves, positives.tensors, unconditional.tensors)
+        (out.loss * self.processes).backward()
+        output = _output(out.loss, out, leaves, positives.tensors)
+        del positives, unconditional
+        for part, classes in self._parts(drawn):
+            with self._synchronised(classes.stop == total):
+                features = self._generated_features(part, self.generator)
+                gradients = [cast(Tensor, leaves[name].grad)[classes] for name in features]
+                torch.autograd.backward(list(features.values()), gradients)
+        return output
+
+    def _with_previous(self, drawn: Drawn, statistics: Statistics) -> StepOutput:
+        total = len(drawn.labels)
+        names: list[str] = []
+        sums: list[Tensor] = []
+        for part, classes in self._parts(drawn):
+            with self._synchronised(classes.stop == total):
+                generated = self._generated_features(part, self.generator)
+                positives, unconditional = self._real_features(part)
+                out = self._loss(part, generated, positives, unconditional, statistics)
+                (out.loss * self.processes).backward()
+            names = list(generated)
+            scale, drift = (torch.stack(list(_dict(d).values())) for d in (out.scale, out.drift))
+            share = (classes.stop - classes.start) / statistics.groups
+            found = [out.loss.detach()[None], scale * share, drift.flatten()]
+            sums = found if not sums else [a + b for a, b in zip(sums, found, strict=True)]
+        flat = torch.cat(sums)
+        if self.processes > 1:
+            dist.all_reduce(flat, group=self.loss.settings.process_group)
+        loss, scale, drift = flat.split([1, len(names), len(flat) - len(names) - 1])
+        drifts = dict(zip(names, drift.reshape(len(names), -1).unbind(), strict=True))
+        scales = dict(zip(names, scale.unbind(), strict=True))
+        return StepOutput(loss[0], drifts, scales, _detached(generated), positives)
+
+    def _parts(self, drawn: Drawn) -> Iterator[tuple[Drawn, slice]]:
+        """The classes in ``micro`` parts of about the same size."""
+        classes, n = len(drawn.labels), self.generated
+        edges = [round(i * classes / self.micro) for i in range(self.micro + 1)]
+        for start, stop in itertools.pairwise(edges):
+            if start == stop:
+                continue
+            rows = slice(start, stop)
+            samples = slice(start * n, stop * n)
+            noise = type(drawn.noise)(*(t[samples] for t in drawn.noise))
+            part = Drawn(
+                drawn.labels[rows],
+                drawn.alpha[rows],
+                noise,
+                drawn.positives[rows],
+                drawn.unconditional[rows],
+            )
+            yield part, rows
+
+    def _generated_features(self, drawn: Drawn, generator: nn.Module) -> Features:
+        n = self.generated
+        with self._precision(drawn.labels.device):
+            samples = generator(
+                drawn.noise, drawn.labels.repeat_interleave(n), drawn.alpha.repeat_interleave(n)
+            )
+            return _grouped(self.encode(samples), len(drawn.labels))
+
+    @torch.no_grad()
+    def _real_features(self, drawn: Drawn) -> tuple[Features, Features]:
+        real = torch.cat([drawn.positives, drawn.unconditional], dim=1)
+        with self._precision(real.device):
+            features = _grouped(self.encode(real.flatten(0, 1)), len(real))
+        p = drawn.positives.shape[1]
+        negatives = {k: v[:, p:] for k, v in features.items()} if drawn.unconditional.shape[1] else {}
+        return {k: v[:, :p] for k, v in features.items()}, negatives
+
+    def _loss(
+        self,
+        drawn: Drawn,
+        generated: Features,
+        positives: Features,
+        unconditional: Features,
+        statistics: Statistics | None = None,
+    ) -> LossOutput:
+        u = drawn.unconditional.shape[1]
+        weight = unconditional_weight(drawn.alpha, self.generated, u) if u else None
+        out: LossOutput = self.loss(
+            generated, positives, unconditional or None, negative_weight=weight, statistics=statistics
+        )
+        return out
+
+    def _precision(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+        return torch.autocast(device.type, self.autocast, enabled=self.autocast is not None)
+
+    def _synchronised(self, last: bool) -> contextlib.AbstractContextManager[Any]:
+        """Gradients cross between processes once a step, with its last part."""
+        no_sync = getattr(self.generator, "no_sync", None)
+        return contextlib.nullcontext() if last or no_sync is None else no_sync()
+
+
+class _Kept:
+    """Features of a whole step, filled part by part without ever being there twice."""
+
+    def __init__(self) -> None:
+        self.tensors: Features = {}
+
+    def put(self, features: Mapping[str, Tensor], classes: slice, total: int) -> None:
+        for name, value in features.items():
+            if name not in self.tensors:
+                self.tensors[name] = value.new_empty(total, *value.shape[1:])
+            self.tensors[name][classes] = value
+
+
+def _grouped(features: Features, groups: int) -> Features:
+    return {name: value.unflatten(0, (groups, -1)) for name, value in features.items()}
+
+
+def _detached(features: Mapping[str, Tensor]) -> Features:
+    return {name: value.detach() for name, value in features.items()}
+
+
+def _dict(value: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
+    return cast(dict[str, Tensor], value)
+
+
+def _output(loss: Tensor, out: LossOutput, generated: Features, positives: Features) -> StepOutput:
+    return StepOutput(
+        loss.detach(), _dict(out.drift), _dict(out.scale), _detached(generated), _detached(positives)
+    )

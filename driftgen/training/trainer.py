@@ -1,0 +1,200 @@
+"""``driftgen train``: a one-step generator from real samples (appendix "Training Loop")."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from driftgen.data.grouped import open_source
+from driftgen.errors import InputError
+from driftgen.files import make_folder, written_whole
+from driftgen.generators.noise import Noise
+from driftgen.guidance import sample_alpha
+from driftgen.loss import DriftingLoss, LossOutput, Statistics
+from driftgen.pipeline import RUN_MODEL, DriftPipeline
+from driftgen.pixels import contact_sheet, to_pil, to_uint8
+from driftgen.seeds import generator_of, seed_of
+from driftgen.training.build import build_features, build_generator, make_tokenizer, open_data
+from driftgen.training.config import TrainConfig
+from driftgen.training.ema import Averages
+from driftgen.training.health import Health
+from driftgen.training.loop import Loop, View, check_run, claim_run
+from driftgen.training.measures import measure
+from driftgen.training.processes import Processes
+from driftgen.training.step import Drawn, DriftStep, StepOutput
+
+__all__ = ["Training", "train"]
+
+# Which randomness of a step it is.
+ALPHA, NOISE, PICTURE, WEIGHTS = range(4)
+SHOWN_CLASSES, SHOWN_EACH = 10, 10
+
+
+class Training:
+    """The task of the loop: draws a step, computes its gradient, measures its health."""
+
+    def __init__(self, config: TrainConfig, processes: Processes) -> None:
+        self.config, self.processes = config, processes
+        device = processes.device
+        self.data = open_data(config.data)
+        self.source = open_source(self.data, config)
+        self.tokenizer = make_tokenizer(config.tokenizer, device)
+        classes = self.source.num_classes
+        torch.manual_seed(seed_of(config.seed, WEIGHTS))
+        self.generator = build_generator(
+            config.generator, self.source.shape, classes, checkpoint_blocks=config.checkpoint_blocks
+        ).to(device)
+        phi = build_features(config, self.source.shape, self.tokenizer, device)
+        self.model: nn.Module = self.generator
+        if config.compile:
+            self.model = torch.compile(self.generator)  # type: ignore[assignment]
+        if processes.group is not None:
+            self.model = DistributedDataParallel(self.model)
+        self.part = processes.share(config.batch.classes, "batch.classes")
+        loss = DriftingLoss(**config.loss.model_dump(), process_group=processes.group)
+        self.step = DriftStep(
+            self.model,
+            phi,
+            loss,
+            generated=config.batch.generated,
+            micro=min(config.batch.micro, self.part.stop - self.part.start),
+            mode=config.batch.mode,
+            autocast=torch.bfloat16 if config.precision == "bfloat16" else None,
+        )
+        if config.compile:
+            self.step.encode = torch.compile(phi.features)
+        self.found: tuple[Drawn, StepOutput] | None = None
+
+    def samples_per_step(self) -> int:
+        return self.config.batch.classes * self.config.batch.generated
+
+    def draw(self, step: int) -> Drawn:
+        """All that is random in a step; the same whatever the processes it is shared by."""
+        config, device = self.config, self.processes.device
+        real = self.source.draw(step, self.part)
+        guidance = config.guidance
+        alpha = sample_alpha(
+            config.batch.classes,
+            guidance.low,
+            guidance.high,
+            guidance.power,
+            guidance.no_guidance,
+            generator_of(config.seed, step, ALPHA),
+        )
+        if config.batch.unconditional == 0:
+            alpha = torch.ones_like(alpha)  # nothing to guide away from
+        noise = []
+        for position in range(config.batch.classes)[self.part]:
+            # Drawn where it is needed, by the device's own generator: many numbers.
+            torch.manual_seed(seed_of(config.seed, step, NOISE, position))
+            noise.append(self.generator.sample_noise(config.batch.generated))  # type: ignore[operator]
+        return Drawn(
+            real.labels.to(device, non_blocking=True),
+            alpha[self.part].to(device, non_blocking=True),
+            Noise(*(torch.cat(parts) for parts in zip(*noise, strict=True))),
+            real.positives.to(device, non_blocking=True),
+            real.unconditional.to(device, non_blocking=True),
+        )
+
+    def gradient(self, step: int) -> Tensor:
+        drawn = self.draw(step)
+        output = self.step(drawn)
+        self.found = drawn, output
+        return output.loss
+
+    def measure(self) -> dict[str, Any]:
+        assert self.found is not None
+        drawn, output = self.found
+        empty = output.loss.new_empty(0)
+        found = LossOutput(output.loss, empty, output.drift, output.scale)
+        return {
+            "alpha": drawn.alpha.mean().item(),
+            **measure(output.generated, output.positives, found, self.step.loss),
+        }
+
+    def picture(self, model: nn.Module, path: Path) -> None:
+        pipe = self.pipeline(model)
+        classes = min(SHOWN_CLASSES, self.source.num_classes)
+        each = SHOWN_EACH if classes > 1 else SHOWN_CLASSES * SHOWN_EACH
+        try:
+            images = pipe(
+                [label for label in range(classes) for _ in range(each)],
+                guidance=self.config.output.sample_guidance,
+                seed=seed_of(self.config.seed, PICTURE),
+                output="tensor",
+            )
+            pictures = to_pil(to_uint8(images))
+        except InputError:
+            return  # samples that cannot be shown, such as latents without their tokenizer
+        make_folder(path.parent)
+        with written_whole(path) as scratch:
+            contact_sheet(pictures, columns=SHOWN_EACH).save(scratch)
+
+    def pipeline(self, model: nn.Module, **source: Any) -> DriftPipeline:
+        """The averaged model, ready to sample."""
+        names = self.data.class_names
+        return DriftPipeline(
+            model,
+            self.tokenizer,
+            class_names=names if len(names) == self.source.num_classes else None,
+            guidance=self.config.output.sample_guidance,
+            source=source,
+        )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        state = {f"source/{k}": v for k, v in self.source.state_dict().items()}
+        if self.step.previous is not None:
+            state |= {"scale": self.step.previous.scale, "drift": self.step.previous.drift}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        prefix = "source/"
+        self.source.load_state_dict(
+            {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+        )
+        if "scale" in state:
+            device = self.processes.device
+            scale, drift = (state[k].clone().to(device) for k in ("scale", "drift"))
+            self.step.previous = Statistics(scale, drift, self.config.batch.classes)
+
+
+def train(
+    config: TrainConfig,
+    folder: Path,
+    processes: Processes,
+    view: View,
+    *,
+    name: str = "",
+    override: bool = False,
+) -> bool:
+    """Trains, or goes on with, the run in ``folder``; whether it is complete.
+
+    The folder ends with ``model/`` (the first average, and one folder for each further one), ``samples/``,
+    ``metrics.jsonl`` and ``report.html``.
+    """
+    from driftgen.report.run import write_report
+
+    check_run(folder, config, override=override)
+    task = Training(config, processes)
+    health = Health(config.loss.temperatures)
+    for note in getattr(task.source, "notes", []):
+        view.say(note)
+
+    def finish(averages: Averages, step: int) -> None:
+        for i, (decay, model) in enumerate(averages.models.items()):
+            place = folder / (RUN_MODEL if i == 0 else f"{RUN_MODEL}-ema-{decay}")
+            task.pipeline(model, recipe=name, step=step, ema=decay).save_pretrained(place)
+        write_report(folder)
+
+    if processes.first:
+        claim_run(folder, config, task="train", temperatures=list(config.loss.temperatures), recipe=name)
+    processes.wait()
+    try:
+        return Loop(folder, config, task, processes, view, finish, health.update).run()
+    finally:
+        task.data.close()
