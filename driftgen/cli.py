@@ -121,10 +121,26 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
 ) -> None:
-    """Three beginnings and one generator on a single page, report.html."""
-    from driftgen.report.demo import run_demo
+    """Train a generator of digits here and now, sample it, evaluate it; writes report.html."""
+    from driftgen.evaluation.digits import BARS
+    from driftgen.report.demo import demo_config, run_demo
+    from driftgen.report.live import LiveView
 
-    print(run_demo(out, seed))
+    _check_seed(seed)
+    config = demo_config(seed)
+    with LiveView(str(out), config.optim.steps, config.loss.temperatures) as view:
+        done = run_demo(out, view, seed)
+    if done is None:
+        raise typer.Exit(130)
+    page, figures = done
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("1,000 digits, guidance 1.5", "measured", "aim"):
+        table.add_column(column, justify="left" if column.startswith("1") else "right")
+    for name, bar in BARS.items():
+        sign = "at most" if name == "copied" else "at least"
+        table.add_row(name.replace("_", ", "), f"{figures[name]:.3f}", f"{sign} {bar}")
+    Console().print(table)
+    print(page)
 
 
 @app.command()
@@ -201,14 +217,72 @@ def pretrain(
 
 
 @app.command()
+def encode(
+    images: Annotated[
+        Path, typer.Argument(help="A folder of images (by class), an .npz or an .npy.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Argument(help="Folder of the cache.", show_default=False)],
+    tokenizer: Annotated[
+        str, typer.Option(help="Folder or hub name of the SD-VAE.")
+    ] = "stabilityai/sd-vae-ft-mse",
+    size: Annotated[int, typer.Option(help="Side of the images in pixels, cropped at the centre.")] = 256,
+    batch_size: Annotated[int, typer.Option(help="Images encoded at a time.")] = 64,
+    shard_size: Annotated[int, typer.Option(help="Images of a shard.")] = 4096,
+    dtype: Annotated[
+        str, typer.Option(help="Of the stored latents: float32, bfloat16, float16.")
+    ] = "float32",
+    seed: Annotated[int, typer.Option(help="Of the posterior noise.")] = 0,
+    workers: Annotated[int, typer.Option(help="Processes that decode images.")] = 2,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda; the best there is if not given.")] = None,
+) -> None:
+    """Encode images once into a cache of latents; goes on where it was stopped.
+
+    Many processes: torchrun --nproc-per-node 8 -m driftgen encode IMAGES OUT
+    """
+    from driftgen.data.images import open_images
+    from driftgen.data.latents import encode_images
+    from driftgen.progress import track
+    from driftgen.tokenizers import SDVAE
+    from driftgen.training.config import Data
+    from driftgen.training.processes import Processes
+
+    processes = Processes.start(device)
+    data = open_images(Data(path=str(images), size=size, workers=workers))
+    try:
+        network = SDVAE(tokenizer, batch_size=batch_size).to(processes.device)
+        console = Console(stderr=True, quiet=not processes.first)
+        with track("encoding", len(data.labels), "share done", console) as on_step:
+            left = encode_images(
+                data,
+                network,
+                out,
+                batch_size=batch_size,
+                shard_size=shard_size,
+                dtype=dtype,
+                seed=seed,
+                rank=processes.rank,
+                world=processes.world,
+                on_step=lambda done, total: on_step(done, done / total),
+            )
+    finally:
+        data.close()
+        processes.leave()
+    if processes.first:
+        print(out if left == 0 else f"{out}: {left} shards are left to other processes")
+
+
+@app.command()
 def recipes() -> None:
     """List the recipes, one line each."""
     from driftgen.training.recipe_book import recipe_names
 
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    for found in recipe_names():
-        table.add_row(f"driftgen {found.task}", f"[bold]{escape(found.name)}[/]", escape(found.about))
-    Console().print(table)
+    console, found = Console(), recipe_names()
+    width = max(len(recipe.name) for recipe in found)
+    for task in ("train", "pretrain"):
+        console.print(f"[dim]driftgen {task}[/]")
+        for recipe in (r for r in found if r.task == task):
+            line = f"  [bold]{escape(recipe.name):{width}}[/]  {escape(recipe.about)}"
+            console.print(line, no_wrap=True, overflow="ellipsis", crop=False)
 
 
 @app.command()
@@ -339,6 +413,12 @@ def _run(task: str, recipe: str, config: Any, out: Path | None, override: bool, 
         print(folder / "report.html")
     if not complete:
         raise typer.Exit(130)
+
+
+def _check_seed(seed: int) -> None:
+    """Seeds are whole numbers that fit 63 bits."""
+    if not 0 <= seed < 2**63:
+        raise InputError(f"seed={seed} must be a whole number from 0 to 2^63 - 1")
 
 
 def _number_type(name: str) -> Any:

@@ -1,5 +1,4 @@
 import json
-import re
 
 import numpy as np
 import pytest
@@ -8,7 +7,6 @@ import torch
 import driftgen as dg
 from driftgen.data.toy import DISTRIBUTIONS, from_points, get_toy, load_points
 from driftgen.evaluation.points import energy_distance, mode_shares
-from driftgen.report.demo import run_demo
 from driftgen.report.toy import study_table, write_evolution, write_study
 from driftgen.training.toy import ANTISYMMETRY, INITS, ToyConfig, antisymmetry_study, evolve
 
@@ -228,15 +226,6 @@ def test_file_names_are_no_formulas(tmp_path):
         from_points(torch.randn(20, 2, generator=rng()), "cost$^$x"), ToyConfig(steps=1, samples=4)
     )
     assert write_evolution(evolution, tmp_path, "driftgen toy")[0].exists()
-
-
-def test_demo(tmp_path):
-    page = run_demo(tmp_path, steps=3)
-    assert page == tmp_path / "report.html"
-    html = page.read_text()
-    assert html.count("<section>") == 4
-    assert html.count("data:image/png;base64,") == html.count("data:image/gif;base64,") == 4
-    assert not re.search(r"(src|href)=\"(?!data:)", html)  # nothing is fetched from anywhere
 
 
 def test_study_table(tmp_path):

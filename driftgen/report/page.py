@@ -9,7 +9,7 @@ from pathlib import Path
 
 from driftgen.files import written_whole
 
-__all__ = ["Section", "write_page"]
+__all__ = ["Section", "section_html", "write_page"]
 
 STYLE = """
 :root { color-scheme: light; --ink: #24292f; --soft: #57606a; --line: #d8dee4;
@@ -49,7 +49,7 @@ class Section:
 
 def write_page(path: Path, title: str, introduction: str, sections: list[Section], footer: str) -> Path:
     """Writes the page with every picture inside it. ``introduction`` and texts are HTML, titles are plain."""
-    body = "\n".join(_section(s) for s in sections)
+    body = "\n".join(section_html(s) for s in sections)
     page = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -64,7 +64,8 @@ def write_page(path: Path, title: str, introduction: str, sections: list[Section
     return path
 
 
-def _section(section: Section) -> str:
+def section_html(section: Section) -> str:
+    """One section as HTML."""
     rows = "".join(f"<tr><td>{escape(k)}</td><td>{escape(v)}</td></tr>" for k, v in section.rows.items())
     command = f"<p><code>{escape(section.command)}</code></p>" if section.command else ""
     return f"""<section><h2>{escape(section.title)}</h2>

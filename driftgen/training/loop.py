@@ -23,6 +23,7 @@ from driftgen.training.ema import Averages, unwrapped
 from driftgen.training.optimizer import clip, learning_rate, make_optimizer
 from driftgen.training.processes import Processes
 from driftgen.training.recipe_book import differences, load_recipe, to_yaml
+from driftgen.training.trackers import Trackers
 
 __all__ = ["CHECKPOINTS", "CONFIG", "METRICS", "Loop", "Task", "View", "check_run", "claim_run"]
 
@@ -102,6 +103,7 @@ class Loop:
         task: what is trained.
         processes: who takes part.
         view: where it is shown.
+        report: draws the report of the run so far.
         finish: called with the averaged model when all steps are done, and whenever the run is left.
         watch: called with each row of metrics; returns warnings in plain words.
     """
@@ -112,6 +114,7 @@ class Loop:
     processes: Processes
     view: View
     finish: Callable[[Averages, int], None]
+    report: Callable[[], Any]
     watch: Callable[[Mapping[str, Any]], list[str]] = lambda row: []
     step: int = field(init=False, default=0)
     skipped: int = field(init=False, default=0)
@@ -122,6 +125,7 @@ class Loop:
         self.optimizer = make_optimizer(self.parameters, self.config.optim)
         self.averages = Averages(self.task.model, self.config.ema)
         output = self.config.output
+        self.trackers = Trackers(self.config, self.folder) if self.processes.first else None
         self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, output.keep_last, output.keep_every)
         self.spent = 0.0  # seconds of the run before this process
         self.norms: list[float] = []
@@ -157,6 +161,8 @@ class Loop:
                 if self.step % config.output.checkpoint_every == 0 and not last:
                     self._save()
         self._save()
+        if self.trackers is not None:
+            self.trackers.close()
         complete = self.step >= config.optim.steps
         if processes.first:
             self.finish(self.averages, self.step)
@@ -209,6 +215,10 @@ class Loop:
         with (self.folder / METRICS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         self.view.update(row)
+        if self.trackers is not None:
+            self.trackers.update(row)
+        if self.step % self.config.output.report_every == 0:
+            self.report()
         for warning in warnings:
             self.view.warn(warning)
 

@@ -166,6 +166,6 @@ def pretrain(
         claim_run(folder, config, task="pretrain", recipe=name)
     processes.wait()
     try:
-        return Loop(folder, config, task, processes, view, finish).run()
+        return Loop(folder, config, task, processes, view, finish, lambda: write_report(folder)).run()
     finally:
         task.data.close()

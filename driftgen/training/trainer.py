@@ -195,6 +195,8 @@ def train(
         claim_run(folder, config, task="train", temperatures=list(config.loss.temperatures), recipe=name)
     processes.wait()
     try:
-        return Loop(folder, config, task, processes, view, finish, health.update).run()
+        return Loop(
+            folder, config, task, processes, view, finish, lambda: write_report(folder), health.update
+        ).run()
     finally:
         task.data.close()

@@ -1,0 +1,69 @@
+"""Metrics for TensorBoard and Weights & Biases, where a run asks for them; ``metrics.jsonl`` is always
+written.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from driftgen.errors import InputError
+from driftgen.training.config import PretrainConfig, TrainConfig
+
+__all__ = ["Trackers", "scalars"]
+
+
+class Trackers:
+    """Hands each row on. A library that is missing is told before the run begins."""
+
+    def __init__(self, config: TrainConfig | PretrainConfig, folder: Path) -> None:
+        self.board: Any = None
+        self.wandb: Any = None
+        if config.output.tensorboard:
+            board = _load("torch.utils.tensorboard", "output.tensorboard")
+            self.board = board.SummaryWriter(str(folder / "tensorboard"))
+        if config.output.wandb is not None:
+            library = _load("wandb", "output.wandb")
+            values = config.model_dump(mode="json")
+            self.wandb = library.init(
+                project=config.output.wandb, name=folder.name, dir=str(folder), config=values, resume="allow"
+            )
+
+    def update(self, row: Mapping[str, Any]) -> None:
+        """One row of metrics."""
+        step = int(row["step"])
+        if self.board is not None:
+            for name, value in scalars(row):
+                self.board.add_scalar(name, value, step)
+        if self.wandb is not None:
+            self.wandb.log(dict(scalars(row)), step=step)
+
+    def close(self) -> None:
+        """Writes what is still held back."""
+        if self.board is not None:
+            self.board.close()
+        if self.wandb is not None:
+            self.wandb.finish()
+
+
+def scalars(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers of a row by name: ``drift/0``, ``scale/layer1``."""
+    for key, value in row.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from scalars(value, f"{name}/")
+        elif isinstance(value, list | tuple):
+            yield from scalars({str(i): v for i, v in enumerate(value)}, f"{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield name, float(value)
+
+
+def _load(module: str, key: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise InputError(
+            f"{key} is set, but its library is missing: pip install 'driftgen[tracking]', or unset it"
+        ) from None
