@@ -107,3 +107,14 @@ def test_reconstruction_figure_comes_from_results():
     text = (ROOT / "docs" / "models.md").read_text()
     assert f"{figures['psnr_db']['mean']:.1f} dB PSNR" in text
     assert f"{figures['images']:,} validation images" in text
+
+
+def test_training_figures_come_from_results():
+    text = (ROOT / "docs" / "training.md").read_text()
+    for row in load("step-h200/step.json")["rows"]:
+        if "seconds" in row:
+            assert f"{row['seconds']:.2f} s and {row['memory_gib']:.0f} GiB" in text
+    found = load("cifar10-first/summary.json")
+    assert f"{found['generator']['steps_per_second']:.2f} steps a second" in text
+    assert f"{found['generator']['memory_gib']:.1f} GiB for the generator" in text
+    assert f"{found['encoder']['steps_per_second']:.1f} steps of 512 images" in text
