@@ -23,6 +23,9 @@ def test_held_out_digits_pass_every_bar():
     assert failed(figures) == set()
     assert figures["classifier"] == figures["recognised"] > 0.98
     assert 0.95 < figures["spread"] < 1.05
+    assert (
+        figures["precision_heldout"] == figures["recall_heldout"] == 1 > figures["precision_training"] > 0.85
+    )
     assert figures["samples"] == 360
 
 

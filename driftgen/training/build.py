@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from driftgen.data.images import RealData, open_images
 from driftgen.data.latents import open_latents
@@ -21,6 +22,7 @@ from driftgen.interop.convert import load_any
 from driftgen.pipeline import find_model
 from driftgen.tokenizers import Tokenizer, build_tokenizer
 from driftgen.training import config as c
+from driftgen.training.sharding import shard_features
 
 __all__ = ["build_features", "build_generator", "build_mae", "open_data"]
 
@@ -60,9 +62,16 @@ def build_generator(
 
 
 def build_features(
-    config: c.TrainConfig, shape: tuple[int, int, int], tokenizer: Tokenizer | None, device: torch.device
+    config: c.TrainConfig,
+    shape: tuple[int, int, int],
+    tokenizer: Tokenizer | None,
+    device: torch.device,
+    mesh: DeviceMesh | None = None,
 ) -> FeatureStack:
-    """φ: every encoder of the configuration, and the sample itself. Looked at with one sample."""
+    """φ: every encoder of the configuration, and the sample itself. Looked at with one sample.
+
+    With a mesh, each process holds its share of the encoders.
+    """
     entries: list[tuple[Encoder, dict[str, Any]]] = []
     for i, entry in enumerate(config.encoders):
         encoder: Any
@@ -81,12 +90,17 @@ def build_features(
                 raise InputError(f"encoders.{i}.decode_first is set, but tokenizer is not")
             encoder = DecodeFirst(encoder, tokenizer)
         entries.append((encoder, dict(entry.switches)))
-    stack = FeatureStack(entries, vanilla=config.vanilla).to(device)
+    # What is to be shared may be too large for one device: the look is on the CPU.
+    place = device if mesh is None else torch.device("cpu")
+    stack = FeatureStack(entries, vanilla=config.vanilla).to(place)
     try:
         with torch.no_grad():
-            stack.features(torch.zeros(1, *shape, device=device))
+            stack.features(torch.zeros(1, *shape, device=place))
     except (InputError, TypeError) as error:
         raise InputError(f"encoders do not fit samples of shape {list(shape)}: {error}") from None
+    if mesh is not None:
+        shard_features(stack, mesh)
+        stack.to(device)  # a tokenizer is not shared
     return stack
 
 

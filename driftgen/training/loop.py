@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import signal
@@ -23,6 +24,7 @@ from driftgen.training.ema import Averages, unwrapped
 from driftgen.training.optimizer import clip, learning_rate, make_optimizer
 from driftgen.training.processes import Processes
 from driftgen.training.recipe_book import differences, load_recipe, to_yaml
+from driftgen.training.sharding import gathered, mesh_of, shard, shared_like
 from driftgen.training.trackers import Trackers
 
 __all__ = ["CHECKPOINTS", "CONFIG", "METRICS", "Loop", "Task", "View", "check_run", "claim_run"]
@@ -104,7 +106,8 @@ class Loop:
         processes: who takes part.
         view: where it is shown.
         report: draws the report of the run so far.
-        finish: called with the averaged model when all steps are done, and whenever the run is left.
+        finish: called in the first process with the averaged model of each decay when all steps are done, and
+            whenever the run is left.
         watch: called with each row of metrics; returns warnings in plain words.
     """
 
@@ -113,7 +116,7 @@ class Loop:
     task: Task
     processes: Processes
     view: View
-    finish: Callable[[Averages, int], None]
+    finish: Callable[[Mapping[str, nn.Module], int], None]
     report: Callable[[], Any]
     watch: Callable[[Mapping[str, Any]], list[str]] = lambda row: []
     step: int = field(init=False, default=0)
@@ -121,9 +124,10 @@ class Loop:
     stopping: str | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        self.averages = Averages(self.task.model, self.config.ema)
+        self._shard()
         self.parameters = [p for p in unwrapped(self.task.model).parameters() if p.requires_grad]
         self.optimizer = make_optimizer(self.parameters, self.config.optim)
-        self.averages = Averages(self.task.model, self.config.ema)
         output = self.config.output
         self.trackers = Trackers(self.config, self.folder) if self.processes.first else None
         self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, output.keep_last, output.keep_every)
@@ -154,24 +158,57 @@ class Loop:
                 last = self.step == config.optim.steps
                 if good and (self.step % config.output.metrics_every == 0 or last):
                     self._record(loss, norm)
-                if processes.first and (self.step % config.output.samples_every == 0 or last):
-                    self.task.picture(
-                        self.averages.first, self.folder / "samples" / f"step-{self.step:07d}.png"
-                    )
+                if self.step % config.output.samples_every == 0 or last:
+                    self._picture()
                 if self.step % config.output.checkpoint_every == 0 and not last:
                     self._save()
         self._save()
         if self.trackers is not None:
             self.trackers.close()
         complete = self.step >= config.optim.steps
+        models = {decay: self._whole(model) for decay, model in self.averages.models.items()}
         if processes.first:
-            self.finish(self.averages, self.step)
+            self.finish(models, self.step)
         processes.wait()
         if not complete:
             self.view.say(
                 f"stopped by {self.stopping} after step {self.step}; the same command goes on from there"
             )
         return complete
+
+    def _shard(self) -> None:
+        """With ``fsdp``, leaves this process its share of the model and of its averages."""
+        mesh = mesh_of(self.config, self.processes)
+        self.sharded = mesh is not None
+        if mesh is None:
+            if self.config.fsdp:
+                self.view.say(
+                    "fsdp is set, but one process alone holds everything: "
+                    "start several with torchrun --nproc-per-node N -m driftgen ..."
+                )
+            return
+        model = unwrapped(self.task.model)
+        # Shares cannot be copied: the first process keeps a copy in main memory to put whole models into.
+        self._copy = copy.deepcopy(model).requires_grad_(False).eval() if self.processes.first else None
+        for part in (model, *self.averages.models.values()):
+            shard(part, mesh)
+
+    def _whole(self, model: nn.Module) -> nn.Module:
+        """An averaged model that the first process can use alone; all processes take part."""
+        if not self.sharded:
+            return model
+        state = gathered(model.state_dict(), keep=self.processes.first)
+        if self._copy is None:
+            return model
+        whole = copy.deepcopy(self._copy)
+        whole.load_state_dict(state)
+        return whole
+
+    def _picture(self) -> None:
+        model = self._whole(self.averages.first)
+        if self.processes.first:
+            path = self.folder / "samples" / f"step-{self.step:07d}.png"
+            self.task.picture(model.to(self.processes.device), path)
 
     def _update(self) -> tuple[float | None, float]:
         """One step: its loss and gradient norm; None for a step that was skipped."""
@@ -246,6 +283,7 @@ class Loop:
         tensors["random/cpu"] = torch.get_rng_state()
         if self.processes.device.type == "cuda":
             tensors["random/cuda"] = torch.cuda.get_rng_state(self.processes.device)
+        tensors = gathered(tensors, keep=self.processes.first)
         if self.processes.first:
             seconds = self.spent + time.monotonic() - self._started
             record = {
@@ -266,7 +304,7 @@ class Loop:
             return
         try:
             self._take(found)
-        except (InputError, RuntimeError, KeyError, ValueError) as error:
+        except (InputError, RuntimeError, LookupError, ValueError) as error:
             raise InputError(
                 f"{found.path} does not fit this configuration: {str(error).splitlines()[0]}"
             ) from None
@@ -283,14 +321,16 @@ class Loop:
         for name, tensor in found.tensors.items():
             part, rest = name.split("/", 1)
             parts[part][rest] = tensor
-        unwrapped(self.task.model).load_state_dict(parts["model"])
-        self.averages.load_state_dict(parts["ema"])
+        for part, holder in (("model", unwrapped(self.task.model)), ("ema", self.averages)):
+            own = holder.state_dict()
+            holder.load_state_dict({k: shared_like(v, own.get(k)) for k, v in parts[part].items()})
         self.task.load_state_dict(parts["task"])
         state: dict[int, dict[str, Tensor]] = {}
         for name, tensor in parts["optimizer"].items():
             index, key = name.split("/", 1)
+            parameter = None if key == "step" else self.parameters[int(index)]
             # A copy: the file's own pages are not to be written to by every update.
-            state.setdefault(int(index), {})[key] = tensor.clone()
+            state.setdefault(int(index), {})[key] = shared_like(tensor.clone(), parameter)
         known = self.optimizer.state_dict()
         self.optimizer.load_state_dict({"state": state, "param_groups": known["param_groups"]})
         torch.set_rng_state(parts["random"]["cpu"].clone())

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from driftgen.training.config import Optimizer
 
@@ -17,7 +18,7 @@ FIRST_RATE = 1e-6
 def make_optimizer(parameters: Iterable[nn.Parameter], config: Optimizer) -> torch.optim.AdamW:
     """AdamW over every parameter, biases and embeddings included, as the release decays them."""
     chosen = [p for p in parameters if p.requires_grad]
-    fused = all(p.is_cuda for p in chosen)
+    fused = all(p.device.type in ("cuda", "cpu") for p in chosen)
     return torch.optim.AdamW(
         chosen,
         lr=FIRST_RATE,
@@ -39,7 +40,14 @@ def clip(parameters: Iterable[nn.Parameter], largest: float) -> Tensor:
     """Scales gradients to a global norm of ``largest`` where it is above; returns the norm before."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+    if isinstance(norm, DTensor):
+        norm = norm.full_tensor()
     # As optax does: nothing is added to the norm, unlike in torch's own clipping.
     factor = (largest / norm).clamp(max=1.0)
-    torch._foreach_mul_(gradients, factor)
+    torch._foreach_mul_([_local(g) for g in gradients], factor)
     return norm
+
+
+def _local(gradient: Tensor) -> Tensor:
+    """The part of a gradient that this process holds: all of it, unless it is shared."""
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient

@@ -18,9 +18,9 @@ from driftgen.saved import save_model
 from driftgen.seeds import generator_of, seed_of
 from driftgen.training.build import build_mae, make_tokenizer, open_data
 from driftgen.training.config import Masking, PretrainConfig
-from driftgen.training.ema import Averages
 from driftgen.training.loop import Loop, View, check_run, claim_run
 from driftgen.training.processes import Processes
+from driftgen.training.sharding import mesh_of
 
 __all__ = ["Pretraining", "classification_weight", "pretrain"]
 
@@ -50,11 +50,14 @@ class Pretraining:
             # Images are cropped at random before they become latents, so no cache of latents would do.
             f = self.tokenizer.factor
             shape = (self.tokenizer.latent_channels, shape[1] // f, shape[2] // f)
-        self.mae = build_mae(config.mae, shape, len(self.data.class_names)).to(processes.device)
+        self.mae = build_mae(config.mae, shape, len(self.data.class_names))
+        mesh = mesh_of(config, processes)
+        if mesh is None:
+            self.mae.to(processes.device)  # else the loop moves it, share by share
         self.model: nn.Module = self.mae
         if config.compile:
             self.model = torch.compile(self.mae)  # type: ignore[assignment]
-        if processes.group is not None:
+        if processes.group is not None and mesh is None:
             # The classifier has no gradient before fine-tuning begins.
             self.model = DistributedDataParallel(
                 self.model, find_unused_parameters=config.mae.finetune_steps > 0
@@ -157,9 +160,10 @@ def pretrain(
     check_run(folder, config, override=override)
     task = Pretraining(config, processes)
 
-    def finish(averages: Averages, step: int) -> None:
-        source = {"recipe": name, "step": step, "ema": next(iter(averages.models))}
-        save_model(averages.first, folder / RUN_MODEL, source=source, class_names=task.data.class_names)
+    def finish(averages: Mapping[str, nn.Module], step: int) -> None:
+        decay, first = next(iter(averages.items()))
+        source = {"recipe": name, "step": step, "ema": decay}
+        save_model(first, folder / RUN_MODEL, source=source, class_names=task.data.class_names)
         write_report(folder)
 
     if processes.first:

@@ -68,7 +68,7 @@ class DriftStep:
       "the normalization can be estimated ..."). One pass, nothing kept. The first step is exact.
 
     Args:
-        generator: f, perhaps wrapped in DistributedDataParallel.
+        generator: f, perhaps wrapped in DistributedDataParallel, or shared by ``fully_shard``.
         phi: what the drift is measured in.
         loss: with the process group, if any.
         generated: N, samples per class.
@@ -93,7 +93,7 @@ class DriftStep:
         self.encode: Callable[[Tensor], Features] = phi.features
         self.previous: Statistics | None = None
         group = loss.settings.process_group
-        # DDP averages gradients over processes, the loss means their sum.
+        # DDP and FSDP average gradients over processes, the loss means their sum.
         self.processes = 1 if group is None else dist.get_world_size(group)
 
     def __call__(self, drawn: Drawn) -> StepOutput:
@@ -218,7 +218,10 @@ class DriftStep:
         return torch.autocast(device.type, self.autocast, enabled=self.autocast is not None)
 
     def _synchronised(self, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Gradients cross between processes once a step, with its last part."""
+        """Gradients cross between processes once a step, with its last part.
+
+        Not where they are shared (FSDP has no ``no_sync``): to wait, each process would hold them whole.
+        """
         no_sync = getattr(self.generator, "no_sync", None)
         return contextlib.nullcontext() if last or no_sync is None else no_sync()
 

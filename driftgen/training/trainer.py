@@ -21,11 +21,11 @@ from driftgen.pixels import contact_sheet, to_pil, to_uint8
 from driftgen.seeds import generator_of, seed_of
 from driftgen.training.build import build_features, build_generator, make_tokenizer, open_data
 from driftgen.training.config import TrainConfig
-from driftgen.training.ema import Averages
 from driftgen.training.health import Health
 from driftgen.training.loop import Loop, View, check_run, claim_run
 from driftgen.training.measures import measure
 from driftgen.training.processes import Processes
+from driftgen.training.sharding import mesh_of
 from driftgen.training.step import Drawn, DriftStep, StepOutput
 
 __all__ = ["Training", "train"]
@@ -48,12 +48,15 @@ class Training:
         torch.manual_seed(seed_of(config.seed, WEIGHTS))
         self.generator = build_generator(
             config.generator, self.source.shape, classes, checkpoint_blocks=config.checkpoint_blocks
-        ).to(device)
-        phi = build_features(config, self.source.shape, self.tokenizer, device)
+        )
+        mesh = mesh_of(config, processes)
+        if mesh is None:
+            self.generator.to(device)  # else the loop moves it, share by share
+        phi = build_features(config, self.source.shape, self.tokenizer, device, mesh)
         self.model: nn.Module = self.generator
         if config.compile:
             self.model = torch.compile(self.generator)  # type: ignore[assignment]
-        if processes.group is not None:
+        if processes.group is not None and mesh is None:
             self.model = DistributedDataParallel(self.model)
         self.part = processes.share(config.batch.classes, "batch.classes")
         loss = DriftingLoss(**config.loss.model_dump(), process_group=processes.group)
@@ -91,7 +94,7 @@ class Training:
         noise = []
         for position in range(config.batch.classes)[self.part]:
             # Drawn where it is needed, by the device's own generator: many numbers.
-            torch.manual_seed(seed_of(config.seed, step, NOISE, position))
+            _seed(device, seed_of(config.seed, step, NOISE, position))
             noise.append(self.generator.sample_noise(config.batch.generated))  # type: ignore[operator]
         return Drawn(
             real.labels.to(device, non_blocking=True),
@@ -185,8 +188,8 @@ def train(
     for note in getattr(task.source, "notes", []):
         view.say(note)
 
-    def finish(averages: Averages, step: int) -> None:
-        for i, (decay, model) in enumerate(averages.models.items()):
+    def finish(averages: Mapping[str, nn.Module], step: int) -> None:
+        for i, (decay, model) in enumerate(averages.items()):
             place = folder / (RUN_MODEL if i == 0 else f"{RUN_MODEL}-ema-{decay}")
             task.pipeline(model, recipe=name, step=step, ema=decay).save_pretrained(place)
         write_report(folder)
@@ -200,3 +203,13 @@ def train(
         ).run()
     finally:
         task.data.close()
+
+
+def _seed(device: torch.device, seed: int) -> None:
+    """Seeds the generator of one device. ``torch.manual_seed`` seeds all, and keeps a note for each device
+    that is not in use yet: many a step, and never let go.
+    """
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
