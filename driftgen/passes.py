@@ -166,7 +166,7 @@ class Passes:
         self.all_groups = sums[-1]
         scale = used = sums[:features] / sums[features:-1].clamp(min=torch.finfo(self.exact).tiny)
         if self.given is not None:
-            used = self.given.scale.to(scale)
+            used = self.given.scale.to(scale).expand_as(scale)
             self.all_groups = torch.full_like(sums[-1], self.given.groups)
         if self.settings.normalize_features:
             self.kernel_unit = _guard(used, self.settings.guards.least_scale)
@@ -195,7 +195,7 @@ class Passes:
         self.products = products / count[:, None, None]
         drift = used = self.products.diagonal(dim1=-2, dim2=-1)
         if self.given is not None:
-            used = self.given.drift.to(drift)
+            used = self.given.drift.to(drift).expand_as(drift)
         if self.settings.normalize_drift:
             squared = _guard(used, self.settings.guards.least_drift, or_else=math.inf)
             self.inverse_norm = squared.rsqrt()

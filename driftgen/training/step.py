@@ -64,8 +64,8 @@ class DriftStep:
       the gradient to each of their features; then each part is made again with gradient and passes its share
       back. Equal to the undivided step up to rounding. Costs one more forward pass of the generated samples,
       and keeps the features (not the activations) of the whole step.
-    - ``"previous"``: each part is compared with the scales and drift norms of the step before (the paper:
-      "the normalization can be estimated ..."). One pass, nothing kept. The first step is exact.
+    - ``"previous"``: each part is compared with the scales and drift norms of the step before. One pass,
+      nothing kept. The first step measures its own in two more passes, so it is exact.
 
     Args:
         generator: f, perhaps wrapped in DistributedDataParallel, or shared by ``fully_shard``.
@@ -100,15 +100,13 @@ class DriftStep:
         """The gradient of the step; the caller clears ``.grad`` before."""
         if self.micro == 1:
             return self._whole(drawn)
-        if self.mode == "exact" or self.previous is None:
-            output = self._exact(drawn)
-        else:
-            output = self._with_previous(drawn, self.previous)
-        if self.mode == "previous":
-            groups = len(drawn.labels) * self.processes
-            self.previous = Statistics(
-                torch.stack(list(output.scale.values())), torch.stack(list(output.drift.values())), groups
-            )
+        if self.mode == "exact":
+            return self._exact(drawn)
+        output = self._with_previous(drawn, self.previous or self._measured(drawn))
+        groups = len(drawn.labels) * self.processes
+        self.previous = Statistics(
+            torch.stack(list(output.scale.values())), torch.stack(list(output.drift.values())), groups
+        )
         return output
 
     def _whole(self, drawn: Drawn) -> StepOutput:
@@ -140,28 +138,52 @@ class DriftStep:
                 torch.autograd.backward(list(features.values()), gradients)
         return output
 
+    @torch.no_grad()
+    def _measured(self, drawn: Drawn) -> Statistics:
+        """Scale and drift norms of the whole step, part by part: first the one, then, given it, the other."""
+        ones = torch.ones((), device=drawn.labels.device)
+        groups = len(drawn.labels) * self.processes
+        statistics = Statistics(ones, ones, groups)
+        plain = getattr(self.generator, "module", self.generator)
+        for _ in range(2):
+            sums = _Sums()
+            for part, _rows in self._parts(drawn):
+                generated = self._generated_features(part, plain)
+                out = self._loss(part, generated, *self._real_features(part), statistics)
+                sums.add(out, self._pairs(part))
+            _, scale, drift = self._shared(sums)
+            statistics = Statistics(scale, drift, groups)
+        return statistics
+
     def _with_previous(self, drawn: Drawn, statistics: Statistics) -> StepOutput:
-        total = len(drawn.labels)
-        names: list[str] = []
-        sums: list[Tensor] = []
+        total, sums = len(drawn.labels), _Sums()
         for part, classes in self._parts(drawn):
             with self._synchronised(classes.stop == total):
                 generated = self._generated_features(part, self.generator)
                 positives, unconditional = self._real_features(part)
                 out = self._loss(part, generated, positives, unconditional, statistics)
                 (out.loss * self.processes).backward()
-            names = list(generated)
-            scale, drift = (torch.stack(list(_dict(d).values())) for d in (out.scale, out.drift))
-            share = (classes.stop - classes.start) / statistics.groups
-            found = [out.loss.detach()[None], scale * share, drift.flatten()]
-            sums = found if not sums else [a + b for a, b in zip(sums, found, strict=True)]
-        flat = torch.cat(sums)
+            sums.add(out, self._pairs(part))
+        loss, scale, drift = self._shared(sums)
+        names = list(_dict(out.scale))
+        drifts, scales = (dict(zip(names, t.unbind(), strict=True)) for t in (drift, scale))
+        return StepOutput(loss, drifts, scales, _detached(generated), positives)
+
+    def _pairs(self, drawn: Drawn) -> Tensor:
+        """The weight that the mean distance of a part has in that of the whole step."""
+        u = drawn.unconditional.shape[1]
+        each = self.generated + drawn.positives.shape[1]
+        if u == 0:
+            return drawn.alpha.new_tensor(float(each * len(drawn.labels)))
+        return (each + u * unconditional_weight(drawn.alpha, self.generated, u)).sum()
+
+    def _shared(self, sums: _Sums) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss, scale and drift of the whole step, in one collective."""
+        flat = torch.cat([t.flatten() for t in sums.values])
         if self.processes > 1:
             dist.all_reduce(flat, group=self.loss.settings.process_group)
-        loss, scale, drift = flat.split([1, len(names), len(flat) - len(names) - 1])
-        drifts = dict(zip(names, drift.reshape(len(names), -1).unbind(), strict=True))
-        scales = dict(zip(names, scale.unbind(), strict=True))
-        return StepOutput(loss[0], drifts, scales, _detached(generated), positives)
+        loss, weight, scale, drift = flat.split([t.numel() for t in sums.values])
+        return loss[0], scale / weight, drift.reshape(sums.values[3].shape)
 
     def _parts(self, drawn: Drawn) -> Iterator[tuple[Drawn, slice]]:
         """The classes in ``micro`` parts of about the same size."""
@@ -224,6 +246,18 @@ class DriftStep:
         """
         no_sync = getattr(self.generator, "no_sync", None)
         return contextlib.nullcontext() if last or no_sync is None else no_sync()
+
+
+class _Sums:
+    """What the parts of a step add up to: loss, weight, weighted scale, drift."""
+
+    def __init__(self) -> None:
+        self.values: list[Tensor] = []
+
+    def add(self, out: LossOutput, weight: Tensor) -> None:
+        scale, drift = (torch.stack(list(_dict(d).values())) for d in (out.scale, out.drift))
+        found = [out.loss.detach(), weight.to(scale), scale * weight, drift]
+        self.values = found if not self.values else [a + b for a, b in zip(self.values, found, strict=True)]
 
 
 class _Kept:
