@@ -186,8 +186,8 @@ def test_two_that_share_pretrain_as_one(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     alone("pretrain", one, *changes)
     shared(tmp_path, (two, "pretrain", *changes))
-    assert_same(final(two), final(one), 1e-2)
+    assert_same(final(two), final(one), 3e-2)
     assert all(0.4 < share < 0.6 for pair in shares(two).values() for share in pair)
     assert (two / "samples" / "step-0000010.png").is_file()
     found, expected = (dg.load_model(run / "model").state_dict() for run in (two, one))
-    assert_same(found, expected, 1e-2)
+    assert_same(found, expected, 3e-2)

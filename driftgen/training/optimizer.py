@@ -18,7 +18,7 @@ FIRST_RATE = 1e-6
 def make_optimizer(parameters: Iterable[nn.Parameter], config: Optimizer) -> torch.optim.AdamW:
     """AdamW over every parameter, biases and embeddings included, as the release decays them."""
     chosen = [p for p in parameters if p.requires_grad]
-    fused = all(p.device.type in ("cuda", "cpu") for p in chosen)
+    fused = all(p.is_cuda for p in chosen)
     return torch.optim.AdamW(
         chosen,
         lr=FIRST_RATE,
