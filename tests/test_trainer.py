@@ -74,7 +74,8 @@ def command(folder, *changes):
 
 
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29517"]
-ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
+# As many threads as this process has: sums are split between threads, so their last digit depends on them.
+ENV = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
 
 
 def test_a_run_leaves_a_model_that_samples(tmp_path):
