@@ -23,6 +23,7 @@ from driftgen.files import written_whole
 from driftgen.generators.dit import DiT
 from driftgen.generators.image_mlp import ImageMLP
 from driftgen.generators.unet import UNet2D
+from driftgen.unfilled import without_numbers
 
 __all__ = ["CONFIG", "WEIGHTS", "SavedConfig", "load_model", "read_config", "save_model"]
 
@@ -117,7 +118,7 @@ def load_model(folder: str | Path) -> nn.Module:
     config = read_config(place)
     architecture = ARCHITECTURES[config.architecture]
     try:
-        with torch.device("meta"):
+        with without_numbers():
             model = architecture.build(config.options)
     except (InputError, TypeError) as error:
         raise InputError(f"{place / CONFIG}: options do not fit {config.architecture}: {error}") from None

@@ -1,7 +1,6 @@
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from driftgen.generators.dit import (
 from driftgen.interop.dit_names import official_dit_names
 from driftgen.interop.flax_msgpack import read_parameters, write_parameters
 from driftgen.interop.official import load_official, save_official
+from tests.helpers import child, fails
 
 DATA = Path(__file__).parent / "data"
 GOLDEN = np.load(DATA / "02_ditgen.npz")
@@ -140,16 +140,18 @@ def test_loading_holds_each_number_about_once(tmp_path):
     size = sum(p.numel() * 4 for p in net.parameters())
     assert size > 250e6
     save_official(net, tmp_path)
-    code = (
-        "import resource, sys, driftgen as dg; from driftgen.interop import official\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "net = dg.load_official(sys.argv[1])\n"
-        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
-    )
-    assert int(done.stdout) < 1.3 * size
+    code = """
+import sys, driftgen as dg
+from driftgen.interop import official
+from tests.helpers import peak
+before = peak()
+net = dg.load_official(sys.argv[1])
+print(peak() - before)
+"""
+    process = child(code, tmp_path, stdout=subprocess.PIPE)
+    grown = int(process.communicate()[0])
+    assert process.returncode == 0
+    assert size < grown < 1.3 * size
 
 
 # --- the file format ------------------------------------------------------------------------------------
@@ -174,11 +176,26 @@ def test_msgpack_types_and_chunks(tmp_path):
 
     chunks = {"0": piece([0, 1, 2, 3]), "1": piece([4, 5])}
     big = {"__msgpack_chunked_array__": True, "shape": {"0": 2, "1": 3}, "chunks": chunks}
-    tree = {"big": big, "one": piece(7.0, 3)}
+    tree = {"big": big, "one": piece(7.0, 3), "z": msgpack.ExtType(2, msgpack.packb((1.0, -2.0)))}
     (tmp_path / "q").write_bytes(msgpack.packb(tree))
     back = read_parameters(tmp_path / "q")
     assert torch.equal(back["big"], torch.arange(6.0).reshape(2, 3))
     assert back["one"].item() == 7
+    assert back["z"].item() == 1 - 2j
+
+    wrong = msgpack.ExtType(1, msgpack.packb(((3,), "float32", b"1234")))
+    del chunks["1"]
+    for tree, message in (
+        ({"w": wrong}, "bytes too few or too many"),
+        ({"big": big}, "pieces of an array of shape .2, 3. do not make it up"),
+        ({"w": msgpack.ExtType(9, b"12345678")}, "extension type 9"),
+        ({"w": 3}, "w is no array but int"),
+        ([1], "does not hold a tree"),
+    ):
+        (tmp_path / "q").write_bytes(msgpack.packb(tree))
+        fails(lambda: read_parameters(tmp_path / "q"), message)
+    (tmp_path / "q").write_bytes(b"")
+    fails(lambda: read_parameters(tmp_path / "q"), "q is empty")
 
 
 def broken(tmp_path, change):

@@ -37,7 +37,6 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 from tests.test_fsdp import Silent, config
-from driftgen.report import run as report
 from driftgen.training import loop, pretrain, trainer
 from driftgen.training.processes import Processes
 
@@ -55,7 +54,6 @@ def run_and_look(self):
     self.folder.with_name(f"{self.folder.name}.{self.processes.rank}.json").write_text(json.dumps(shares))
     return done
 
-report.write_report = lambda folder: None
 run, loop.Loop.run = loop.Loop.run, run_and_look
 processes = Processes.start("cpu")
 for folder, task, *changes in json.loads(sys.argv[1]):
@@ -77,12 +75,6 @@ class Silent:
         self.said.append(text)
 
     warn = say
-
-
-@pytest.fixture(autouse=True)
-def _no_report(monkeypatch):
-    """Reports take longer than the training here."""
-    monkeypatch.setattr("driftgen.report.run.write_report", lambda folder: None)
 
 
 def config(task, *changes):

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from driftgen.data.grouped import (
     ClassIndex,
     QueueSource,
+    StepSizes,
     draw_groups,
     draw_labels,
     open_source,
 )
+from driftgen.data.options import Queue
 from driftgen.errors import InputError
-from driftgen.training.config import Batch, Queue, TrainConfig
 
 
 class Numbers:
@@ -42,11 +43,6 @@ def balanced(classes, each):
     return torch.arange(classes).repeat(each)
 
 
-def config(classes=4, positives=6, unconditional=3, seed=0, **queue):
-    batch = Batch(classes=classes, generated=2, positives=positives, unconditional=unconditional)
-    return TrainConfig(seed=seed, batch=batch, queue=Queue(**queue))
-
-
 def whole(samples):
     """Which samples they are."""
     return samples.floor().long().flatten(1)
@@ -63,11 +59,12 @@ def joined(draws):
 SOURCES = {"index": {}, "queue": {"kind": "queue", "class_size": 8, "global_size": 20, "push": 5}}
 
 
-def opened(kind, labels, decodes=False, **options):
-    return open_source(Numbers(labels, decodes), config(**options, **SOURCES[kind]))
+def opened(kind, labels, decodes=False, *, classes=4, positives=6, unconditional=3, seed=0):
+    sizes = StepSizes(classes, positives, unconditional)
+    return open_source(Numbers(labels, decodes), sizes, Queue(**SOURCES[kind]), seed)
 
 
-def test_open_source_follows_the_configuration():
+def test_open_source_follows_the_options():
     assert isinstance(opened("index", balanced(5, 20)), ClassIndex)
     assert isinstance(opened("queue", balanced(5, 20)), QueueSource)
 
@@ -283,7 +280,7 @@ def test_queues_larger_than_memory_are_refused():
     data = Numbers(balanced(4, 13))
     data.shape = (3, 1 << 12, 1 << 12)
     with pytest.raises(InputError, match=r"queues need .* GiB"):
-        QueueSource(data, config(kind="queue", class_size=1 << 20))
+        QueueSource(data, StepSizes(4, 6, 3), Queue(kind="queue", class_size=1 << 20))
 
 
 @pytest.mark.parametrize("parts", [[slice(None)], [slice(0, 2), slice(2, 4)]])
@@ -324,7 +321,7 @@ def test_an_error_while_loading_ahead_reaches_the_caller():
 
 def test_a_thousand_classes_take_no_time():
     data = Numbers(torch.arange(1_280_000) % 1000)
-    source = ClassIndex(data, config(classes=64, positives=64, unconditional=16))
+    source = ClassIndex(data, StepSizes(classes=64, positives=64, unconditional=16))
     source.indices(0)
     times = []
     for step in range(10):

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import driftgen as dg
 from driftgen.features import FeatureStack, ResNetMAE
-from driftgen.training.health import Health, group_of, measure
+from driftgen.training.health import Health, group_of, measure, never_trained
 
 CLASSES, N, P = 4, 12, 24
 
@@ -134,6 +134,21 @@ def test_an_encoder_of_random_weights():
     assert encoder > pixels
 
 
+def test_weights_that_no_step_has_changed():
+    """Also where features of random weights tell classes apart nearly as well as pixels do."""
+    torch.manual_seed(0)
+    mae = ResNetMAE(in_channels=1, base_channels=32, blocks=(1,), decoder=False)
+    assert never_trained(mae)
+    assert not never_trained(torch.nn.Linear(2, 2))  # nothing to tell it by
+    said, health = told([{"diversity": 1.0}] * 5, untrained=["runs/mae"])
+    assert said == [[], [], ["untrained encoder"], [], []]
+    assert "weights of runs/mae are as they start" in health.state[0]
+    optimizer = torch.optim.AdamW(mae.parameters(), 1e-6)
+    sum(v.square().sum() for v in mae.features(torch.randn(2, 1, 8, 8)).values()).backward()
+    optimizer.step()
+    assert not never_trained(mae)
+
+
 def test_a_dead_encoder():
     told, row = train(4, Constant(), every=1)
     assert set(told) == {"dead encoder"}
@@ -213,8 +228,8 @@ def test_groups(name, group):
 # --- rules ----------------------------------------------------------------------------------------------
 
 
-def told(rows, temperatures=()):
-    health = Health(temperatures)
+def told(rows, temperatures=(), untrained=()):
+    health = Health(temperatures, untrained)
     return [[t.split(":")[0] for t in health.update(row)] for row in rows], health
 
 

@@ -14,7 +14,7 @@ from driftgen.generators import DiT, Noise, UNet2D
 from driftgen.interop.convert import from_official, to_official
 from driftgen.pixels import contact_sheet, to_pil, to_uint8
 from driftgen.tokenizers import Identity
-from tests.test_tokenizers import kl_network
+from tests.autoencoders import kl_network
 
 ARTIFACTS = Path(__file__).parent / "data" / "artifacts"
 PIXEL, LATENT = ARTIFACTS / "ditgen_C_pixel_patch4", ARTIFACTS / "ditgen_A_full"

@@ -1,47 +1,21 @@
+"""Tokenizers: diffusers' numbers, batches, gradients, freezing, saving, and what is refused."""
+
 import json
 import sys
 import time
 
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from driftgen.errors import InputError
-from driftgen.tiny_autoencoder import TinyAutoencoder
 from driftgen.tokenizers import SDVAE, Identity, TinyVAE, Tokenizer, build_tokenizer
+from tests.autoencoders import X, close, kl_network, seeded, taesd_files, tiny_network
+from tests.helpers import fails
 
-diffusers = pytest.importorskip("diffusers")
+pytest.importorskip("diffusers")
 WEIGHTS = "diffusion_pytorch_model.safetensors"
-# Latents of 3x5: torch fills 16 numbers at a time, so multiples of 16 would not tell how noise is drawn.
-X = torch.rand(5, 3, 12, 20, generator=torch.Generator().manual_seed(0)) * 2 - 1
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def kl_network(channels=4):
-    torch.manual_seed(0)
-    return diffusers.AutoencoderKL(
-        block_out_channels=(8, 8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 3,
-        up_block_types=("UpDecoderBlock2D",) * 3,
-        norm_num_groups=4,
-        latent_channels=channels,
-    ).eval()
-
-
-def tiny_network():
-    torch.manual_seed(0)
-    return diffusers.AutoencoderTiny(
-        encoder_block_out_channels=(8, 8, 8),
-        decoder_block_out_channels=(8, 8, 8),
-        num_encoder_blocks=(1, 1, 1),
-        num_decoder_blocks=(1, 1, 1),
-        latent_channels=5,
-    ).eval()
 
 
 @pytest.fixture(scope="module")
@@ -58,80 +32,9 @@ def tiny(tmp_path_factory):
     return folder
 
 
-def taesd_states(width=8, latent=6):
-    """The two state dicts of a small network: all kinds of layers, among them a skip and pools."""
-    generator = seeded(1)
-
-    def draw(*shape):
-        fan = max(1, torch.Size(shape[1:]).numel())
-        return torch.randn(shape, generator=generator) * (2 / fan) ** 0.5
-
-    def conv(name, outputs, inputs, bias=True):
-        return {f"{name}.weight": draw(outputs, inputs, 3, 3)} | (
-            {f"{name}.bias": draw(outputs)} if bias else {}
-        )
-
-    def block(i, inputs, outputs, pool=False):
-        state = conv(f"{i}.conv.0", outputs, inputs)
-        state |= conv(f"{i}.conv.2", outputs, outputs) | conv(f"{i}.conv.4", outputs, outputs)
-        if inputs != outputs:
-            state |= {f"{i}.skip.weight": draw(outputs, inputs, 1, 1)}
-        if pool:
-            state |= {
-                f"{i}.pool.0.weight": draw(4 * inputs, inputs, 1, 1),
-                f"{i}.pool.1.weight": draw(4 * inputs),
-                f"{i}.pool.1.bias": draw(4 * inputs),
-                f"{i}.pool.3.weight": draw(inputs, 4 * inputs, 1, 1),
-            }
-        return state
-
-    encoder = conv("0", width, 3) | block(1, width, width) | conv("2", width, width, bias=False)
-    encoder |= block(3, width, 2 * width) | conv("4", 2 * width, 2 * width, bias=False)
-    encoder |= block(5, 2 * width, width, pool=True) | conv("6", latent, width)
-    decoder = conv("1", width, latent) | block(3, width, 2 * width, pool=True)
-    decoder |= conv("5", width, 2 * width, bias=False) | block(6, width, width)
-    decoder |= conv("8", width, width, bias=False) | block(9, width, width) | conv("10", 3, width)
-    return encoder, decoder
-
-
-def twin_block(s, i, x):
-    if f"{i}.pool.0.weight" in s:
-        y = F.group_norm(
-            F.conv2d(x, s[f"{i}.pool.0.weight"]), 4, s[f"{i}.pool.1.weight"], s[f"{i}.pool.1.bias"]
-        )
-        x = x + F.conv2d(F.relu(y), s[f"{i}.pool.3.weight"])
-    y = x
-    for j in (0, 2, 4):
-        y = F.conv2d(y, s[f"{i}.conv.{j}.weight"], s[f"{i}.conv.{j}.bias"], padding=1)
-        y = F.relu(y) if j < 4 else y
-    skip = F.conv2d(x, s[f"{i}.skip.weight"]) if f"{i}.skip.weight" in s else x
-    return F.relu(y + skip)
-
-
-def twin_encode(s, x):
-    x = F.conv2d((x + 1) / 2, s["0.weight"], s["0.bias"], padding=1)
-    x = F.conv2d(twin_block(s, 1, x), s["2.weight"], stride=2, padding=1)
-    x = F.conv2d(twin_block(s, 3, x), s["4.weight"], stride=2, padding=1)
-    return F.conv2d(twin_block(s, 5, x), s["6.weight"], s["6.bias"], padding=1)
-
-
-def twin_decode(s, z):
-    def double(x):
-        return x.repeat_interleave(2, 2).repeat_interleave(2, 3)
-
-    x = F.relu(F.conv2d(3 * torch.tanh(z / 3), s["1.weight"], s["1.bias"], padding=1))
-    x = F.conv2d(double(twin_block(s, 3, x)), s["5.weight"], padding=1)
-    x = F.conv2d(double(twin_block(s, 6, x)), s["8.weight"], padding=1)
-    return 2 * F.conv2d(twin_block(s, 9, x), s["10.weight"], s["10.bias"], padding=1) - 1
-
-
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("taesd")
-    encoder, decoder = taesd_states()
-    torch.save(encoder, folder / "x_encoder.pth")
-    save_file(decoder, folder / "x_decoder.safetensors")
-    return folder / "x_encoder.pth", folder / "x_decoder.safetensors"
+    return taesd_files(tmp_path_factory.mktemp("taesd"))
 
 
 @pytest.fixture(params=["sd-vae", "tiny", "files"])
@@ -142,10 +45,6 @@ def tokenizer(request, kl, tiny, files):
         "files": lambda: TinyVAE.from_files(*files),
     }
     return made[request.param]()
-
-
-def close(a, b, tolerance=1e-5):
-    return a.shape == b.shape and (a - b).abs().max() <= tolerance * max(1.0, b.abs().max().item())
 
 
 # --- the numbers ----------------------------------------------------------------------------------------
@@ -205,37 +104,6 @@ def test_tiny_is_that_of_diffusers(tiny):
         scaled = TinyVAE(tiny, scale=0.5)
         assert close(scaled.encode(X), 0.5 * z)
         assert close(scaled.decode(0.5 * z), network.decode(z).sample)
-
-
-def test_tiny_from_files(files):
-    encoder, decoder = taesd_states()
-    vae = TinyVAE.from_files(*files)
-    assert (vae.latent_channels, vae.factor) == (6, 4)
-    with torch.no_grad():
-        z = vae.encode(X)
-        assert close(z, twin_encode(encoder, X))
-        assert z.std() > 0.1
-        assert close(vae.decode(z), twin_decode(decoder, z))
-        far = 20 * z
-        assert close(vae.decode(far), twin_decode(decoder, far))
-
-
-def test_both_tiny_forms_agree():
-    """diffusers' form is the same network with other names: it has neither the clamp nor upsampling as
-    entries.
-    """
-    network = tiny_network()
-    encoder = {k.removeprefix("encoder.layers."): v for k, v in network.state_dict().items() if k[0] == "e"}
-    decoder = {}
-    for key, value in network.state_dict().items():
-        if key.startswith("decoder.layers."):
-            index, rest = key.removeprefix("decoder.layers.").split(".", 1)
-            decoder[f"{int(index) + 1}.{rest}"] = value
-    ours = TinyAutoencoder(encoder, decoder)
-    with torch.no_grad():
-        z = network.encode(X).latents
-        assert close(ours.encode(X), z)
-        assert close(ours.decode(z), network.decode(z).sample)
 
 
 def test_identity():
@@ -351,12 +219,6 @@ def test_built_from_a_folder_that_is_named(kl, tiny):
 # --- wrong input ----------------------------------------------------------------------------------------
 
 
-def fails(call, message):
-    with pytest.raises(InputError, match=message) as error:
-        call()
-    assert "\n" not in str(error.value)
-
-
 def test_wrong_images(tokenizer):
     n = tokenizer.latent_channels
     fails(lambda: tokenizer.encode(X[:, :1]), r"^images has shape \[5, 1, 12, 20\], expected \[B, 3, H, W\]")
@@ -418,45 +280,3 @@ def test_without_diffusers(monkeypatch, kl, files):
     fails(lambda: SDVAE(kl), r"^SDVAE needs diffusers: pip install 'driftgen\[latent\]'")
     fails(lambda: TinyVAE(kl), r"^TinyVAE needs diffusers: pip install 'driftgen\[latent\]'")
     assert TinyVAE.from_files(*files).encode(X).shape == (5, 6, 3, 5)
-
-
-ONE = torch.zeros(1)
-ENCODER, DECODER = taesd_states()
-
-
-@pytest.mark.parametrize(
-    ("encoder", "decoder", "message"),
-    [
-        (ENCODER, taesd_states(latent=7)[1], "together: 3 -> 6 channels, 4x down; 7 -> 3 channels, 4x up"),
-        (DECODER, ENCODER, "^encoder is not in the layout of TAESD, unexpected: nothing at 0"),
-        (ENCODER, ENCODER, "^encoder and decoder do not belong together"),
-        (ENCODER | {"a.weight": ONE}, DECODER, "^encoder is not .* unexpected: a.weight$"),
-        (ENCODER | {"1.gate.weight": ONE}, DECODER, "^encoder is not .* 1.conv.0.bias.* and 2 more$"),
-        ({k: v for k, v in ENCODER.items() if k != "1.conv.4.bias"}, DECODER, "^encoder is not .* 1.conv.0"),
-        (ENCODER, {k: v for k, v in DECODER.items() if k[:2] != "9."}, "^decoder is not .* nothing at 9$"),
-        (ENCODER | {"1.conv.2.bias": ONE}, DECODER, r"^encoder: unexpected shapes, 1.conv.2.bias \[1\]$"),
-        (ENCODER | {"0.weight": ONE}, DECODER, r"^encoder: unexpected shapes, 0.weight \[1\]$"),
-        (
-            ENCODER | {"0.weight": torch.zeros(9, 3, 3, 3)},
-            DECODER,
-            "^encoder: 1 takes 8 channels, but is given 9",
-        ),
-        ({}, DECODER, "^encoder holds no weights"),
-    ],
-)
-def test_wrong_layouts(encoder, decoder, message):
-    fails(lambda: TinyAutoencoder(encoder, decoder), message)
-
-
-def test_wrong_files(files, tmp_path):
-    wrong = tmp_path / "encoder.pth"
-    fails(lambda: TinyVAE.from_files(wrong, files[1]), "is not a file")
-    wrong.write_bytes(b"nothing")
-    fails(lambda: TinyVAE.from_files(wrong, files[1]), "encoder.pth is no state dict")
-    wrong.with_suffix(".safetensors").write_bytes(b"nothing")
-    fails(lambda: TinyVAE.from_files(files[0], wrong.with_suffix(".safetensors")), "is no state dict")
-    torch.save([1, 2], wrong)
-    fails(lambda: TinyVAE.from_files(wrong, files[1]), "save the network's state_dict")
-    # A whole module can run code when it is unpickled, so it is not.
-    torch.save(nn.Conv2d(1, 1, 1), wrong)
-    fails(lambda: TinyVAE.from_files(wrong, files[1]), "encoder.pth is no state dict")

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import driftgen as dg
+from driftgen.report.run import write_report
 from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.processes import Processes
 from driftgen.training.recipe_book import load_recipe
@@ -46,9 +47,9 @@ def config(*changes):
     return load_recipe("digits", [*SMALL, *changes], "train")
 
 
-def run(folder, *changes, override=False):
+def run(folder, *changes, **options):
     view = Silent()
-    done = train(config(*changes), folder, Processes.start("cpu"), view, name="digits", override=override)
+    done = train(config(*changes), folder, Processes.start("cpu"), view, name="digits", **options)
     return done, view
 
 
@@ -79,7 +80,8 @@ ENV = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
 
 
 def test_a_run_leaves_a_model_that_samples(tmp_path):
-    done, view = run(tmp_path / "r", "optim.steps=20", "output.samples_every=10", "ema=[0.9, 0.99]")
+    changes = ["optim.steps=20", "output.samples_every=10", "ema=[0.9, 0.99]"]
+    done, view = run(tmp_path / "r", *changes, report=write_report)
     assert done
     names = {p.name for p in (tmp_path / "r").iterdir()}
     assert names >= {
@@ -102,7 +104,7 @@ def test_a_run_leaves_a_model_that_samples(tmp_path):
     assert [row["step"] for row in rows] == [5, 10, 15, 20]
     assert len(rows[0]["drift"]) == len(config().loss.temperatures)
     assert rows[0].keys() >= {"loss", "gradient_norm", "alpha", "spread", "diversity", "samples_per_second"}
-    again, view = run(tmp_path / "r", "optim.steps=20", "output.samples_every=10", "ema=[0.9, 0.99]")
+    again, view = run(tmp_path / "r", *changes)
     assert again
     assert view.said[0] == "resumed after step 20"
 
@@ -177,6 +179,14 @@ def test_two_processes_train_as_one(tmp_path):
     one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert one.shape == two.shape == (20, 2)
     assert ((one - two).abs() / one).max() < 1e-4
+
+
+def test_reports_are_written_now_and_then_and_at_the_end_or_not_at_all(tmp_path):
+    told = []
+    run(tmp_path / "told", "optim.steps=12", "output.report_every=5", report=told.append)
+    assert told == 3 * [tmp_path / "told"]
+    run(tmp_path / "untold", "optim.steps=12", "output.report_every=5")
+    assert not (tmp_path / "untold" / "report.html").exists()
 
 
 def test_a_changed_configuration_needs_a_word(tmp_path):

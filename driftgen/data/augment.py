@@ -16,7 +16,7 @@ from driftgen.data.decode import CROP_UNIFORMS, crop_boxes
 from driftgen.seeds import generator_of
 
 if TYPE_CHECKING:
-    from driftgen.training.config import Augment
+    from driftgen.data.options import Augment
 
 __all__ = ["change", "crop_resize", "crop_uniforms", "random_boxes", "uniforms"]
 

@@ -16,9 +16,18 @@ from driftgen.seeds import generator_of, seed_of
 
 if TYPE_CHECKING:
     from driftgen.data.images import RealData
-    from driftgen.training.config import TrainConfig
+    from driftgen.data.options import Queue
 
-__all__ = ["ClassIndex", "Draw", "QueueSource", "Source", "draw_groups", "draw_labels", "open_source"]
+__all__ = [
+    "ClassIndex",
+    "Draw",
+    "QueueSource",
+    "Source",
+    "StepSizes",
+    "draw_groups",
+    "draw_labels",
+    "open_source",
+]
 
 # Which randomness of the data it is, so that no two share their numbers with each other or with the trainer.
 LABELS, POSITIVES, UNCONDITIONAL, AUGMENT, STREAM = range(0x64617461, 0x64617461 + 5)
@@ -26,6 +35,14 @@ T = TypeVar("T")
 Key = tuple[int, ...]
 
 FILL = 256  # samples loaded at once while the queues are filled
+
+
+class StepSizes(NamedTuple):
+    """What a step asks for: C classes, and for each of them P positives and U unconditional samples."""
+
+    classes: int
+    positives: int
+    unconditional: int
 
 
 class Draw(NamedTuple):
@@ -55,9 +72,11 @@ class Source(Protocol):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
 
 
-def open_source(data: RealData, config: TrainConfig) -> Source:
-    """Where the positives of a run come from, as ``config.queue.kind`` says."""
-    return ClassIndex(data, config) if config.queue.kind == "index" else QueueSource(data, config)
+def open_source(data: RealData, batch: StepSizes, queue: Queue, seed: int = 0) -> Source:
+    """Where the positives of a run come from, as ``queue.kind`` says."""
+    if queue.kind == "index":
+        return ClassIndex(data, batch, seed)
+    return QueueSource(data, batch, queue, seed)
 
 
 class ClassIndex:
@@ -68,12 +87,12 @@ class ClassIndex:
     any is drawn twice. Step and seed decide everything: there is no state.
     """
 
-    def __init__(self, data: RealData, config: TrainConfig) -> None:
-        self.data, self.seed, self.batch = data, config.seed, config.batch
+    def __init__(self, data: RealData, batch: StepSizes, seed: int = 0) -> None:
+        self.data, self.seed, self.batch = data, seed, batch
         self.num_classes, self.shape = len(data.class_names), data.shape
         self.order, self.sizes = _by_class(data)
         self.starts = self.sizes.cumsum(0) - self.sizes
-        self.notes = _shortages(data.class_names, self.sizes, config)
+        self.notes = _shortages(data.class_names, self.sizes, batch.positives)
         self._ahead: _Ahead[Draw] | None = _Ahead() if getattr(data, "decodes", False) else None
         self._parts = _Parts((0, self.batch.classes))
 
@@ -137,11 +156,11 @@ class QueueSource:
     The state is the queues and the place in the stream, so that a resumed run goes on as if never stopped.
     """
 
-    def __init__(self, data: RealData, config: TrainConfig) -> None:
-        self.data, self.seed, self.batch, self.options = data, config.seed, config.batch, config.queue
+    def __init__(self, data: RealData, batch: StepSizes, queue: Queue, seed: int = 0) -> None:
+        self.data, self.seed, self.batch, self.options = data, seed, batch, queue
         self.num_classes, self.shape = len(data.class_names), data.shape
         _, self.sizes = _by_class(data)
-        self.notes = _shortages(data.class_names, self.sizes, config)
+        self.notes = _shortages(data.class_names, self.sizes, batch.positives, queue.class_size)
         _check_memory(self.num_classes * self.options.class_size + self.options.global_size, self.shape)
         self.classes = SampleQueue(self.num_classes, self.options.class_size, self.shape)
         self.everything = SampleQueue(1, self.options.global_size, self.shape)
@@ -303,18 +322,18 @@ def _by_class(data: RealData) -> tuple[Tensor, Tensor]:
     return data.labels.argsort(stable=True), sizes
 
 
-def _shortages(names: list[str], sizes: Tensor, config: TrainConfig) -> list[str]:
+def _shortages(names: list[str], sizes: Tensor, positives: int, queue_size: int | None = None) -> list[str]:
     notes = []
-    few = (sizes < config.batch.positives).nonzero()[:, 0].tolist()
+    few = (sizes < positives).nonzero()[:, 0].tolist()
     if few:
         more = f" and {len(few) - 1} more" if len(few) > 1 else ""
         notes.append(
             f"class {names[few[0]]}{more}: {int(sizes[few[0]])} samples, fewer than the "
-            f"{config.batch.positives} positives of a step, so some are repeated in it"
+            f"{positives} positives of a step, so some are repeated in it"
         )
-    if config.queue.kind == "queue" and config.queue.class_size < config.batch.positives:
+    if queue_size is not None and queue_size < positives:
         notes.append(
-            f"queue.class_size={config.queue.class_size} is below batch.positives={config.batch.positives}, "
+            f"queue.class_size={queue_size} is below batch.positives={positives}, "
             "so some positives are repeated in a step"
         )
     return notes

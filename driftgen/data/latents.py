@@ -29,8 +29,8 @@ from driftgen.seeds import generator_of
 
 if TYPE_CHECKING:
     from driftgen.data.images import RealData
+    from driftgen.data.options import Data
     from driftgen.tokenizers import Tokenizer
-    from driftgen.training.config import Data
 
 __all__ = ["LatentCache", "encode_images", "open_latents"]
 

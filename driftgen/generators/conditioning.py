@@ -1,15 +1,18 @@
-"""What a generator is told beside the Gaussian noise: class, guidance strength, style; and the parts in
-float32 that it enters through."""
+"""What a generator is told beside the Gaussian noise: class, guidance strength, style; the parts in float32
+that it enters through; and what all generators of images do alike with it."""
 
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["AlphaEmbedding", "Conditioning", "RMSNorm", "float32_linear"]
+from driftgen.generators.noise import Noise, draw_noise
+
+__all__ = ["AlphaEmbedding", "Conditioning", "ImageGenerator", "RMSNorm", "float32_linear"]
 
 
 class Conditioning(nn.Module):
@@ -31,6 +34,57 @@ class Conditioning(nn.Module):
         for i, embedding in enumerate(self.styles):
             total = total + embedding(style[:, i])
         return total
+
+
+class ImageSizes(Protocol):
+    """What every configuration of a generator of images says."""
+
+    @property
+    def in_channels(self) -> int: ...
+
+    @property
+    def input_size(self) -> int: ...
+
+    @property
+    def style_codebooks(self) -> int: ...
+
+    @property
+    def style_entries(self) -> int: ...
+
+
+class ImageGenerator(nn.Module):
+    """x = f(ε, c, α), up to how samples come from noise and condition: that is :meth:`generate`.
+
+    What inherits it sets ``config`` and ``conditioning``.
+    """
+
+    config: ImageSizes
+    conditioning: Conditioning
+
+    @property
+    def sample_shape(self) -> tuple[int, int, int]:
+        """``C, H, W`` of the noise, and of the samples."""
+        return self.config.in_channels, self.config.input_size, self.config.input_size
+
+    def sample_noise(self, n: int, generator: torch.Generator | None = None) -> Noise:
+        """Gaussian noise and style indices for n samples, on the device of the weights; see
+        ``draw_noise``.
+        """
+        c, device = self.config, self.conditioning.classes.weight.device
+        return draw_noise(n, self.sample_shape, c.style_codebooks, c.style_entries, generator, device)
+
+    def condition(self, labels: Tensor, alpha: Tensor | float, style: Tensor) -> Tensor:
+        """The vector ``[B, h]`` that conditions every block."""
+        vector: Tensor = self.conditioning(labels, alpha, style)
+        return vector
+
+    def forward(self, noise: Noise, labels: Tensor, alpha: Tensor | float = 1.0) -> Tensor:
+        """f(ε, c, α): ``[B, C, H, W]``."""
+        return self.generate(noise.gaussian, self.condition(labels, alpha, noise.style))
+
+    def generate(self, gaussian: Tensor, condition: Tensor) -> Tensor:
+        """Samples from Gaussian noise and a condition vector."""
+        raise NotImplementedError
 
 
 class AlphaEmbedding(nn.Module):

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from driftgen.errors import InputError, unknown_name
-from driftgen.generators.conditioning import Conditioning, RMSNorm, float32_linear
-from driftgen.generators.noise import Noise, draw_noise
+from driftgen.generators.conditioning import Conditioning, ImageGenerator, RMSNorm, float32_linear
+from driftgen.generators.noise import check_noise
 
 __all__ = ["DiT", "DiTConfig"]
 
@@ -81,12 +81,14 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-class DiT(nn.Module):
+class DiT(ImageGenerator):
     """x = f(ε, c, α), noise ``[B, C, H, W]`` to samples of the same shape, in one call.
 
     ``options`` are fields of :class:`DiTConfig`, on top of ``config`` where one is given.
     ``checkpoint_blocks`` trades a second forward pass of each block for its activations.
     """
+
+    config: DiTConfig
 
     def __init__(
         self, config: DiTConfig | None = None, *, checkpoint_blocks: bool = False, **options: Any
@@ -133,29 +135,10 @@ class DiT(nn.Module):
         nn.init.zeros_(self.final.modulation.weight)
         nn.init.zeros_(self.final.output.weight)
 
-    def sample_noise(self, n: int, generator: torch.Generator | None = None) -> Noise:
-        """Gaussian noise and style indices for n samples, on the device of the weights; see
-        ``draw_noise``.
-        """
-        c = self.config
-        shape = (c.in_channels, c.input_size, c.input_size)
-        return draw_noise(n, shape, c.style_codebooks, c.style_entries, generator, self.positions.device)
-
-    def condition(self, labels: Tensor, alpha: Tensor | float, style: Tensor) -> Tensor:
-        """The vector ``[B, h]`` that conditions every block."""
-        vector: Tensor = self.conditioning(labels, alpha, style)
-        return vector
-
-    def forward(self, noise: Noise, labels: Tensor, alpha: Tensor | float = 1.0) -> Tensor:
-        """f(ε, c, α): ``[B, C, H, W]``."""
-        return self.generate(noise.gaussian, self.condition(labels, alpha, noise.style))
-
     def generate(self, gaussian: Tensor, condition: Tensor) -> Tensor:
         """Samples from Gaussian noise and a condition vector."""
         c = self.config
-        if gaussian.shape[1:] != (c.in_channels, c.input_size, c.input_size):
-            expected = ["B", c.in_channels, c.input_size, c.input_size]
-            raise InputError(f"noise has shape {list(gaussian.shape)}, expected {expected}")
+        check_noise(gaussian, self.sample_shape)
         x = self.patch_embedding(patchify(gaussian.to(self.positions.dtype), c.patch_size))
         x = x + self.positions.to(x.dtype)
         context = self.context_projection(condition)[:, None] + self.context
@@ -306,7 +289,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def sincos_positions(size: int, side: int) -> Tensor:
     """The 2-D sin-cos table ``[side², size]``; its first half holds the column, the second the row."""
-    frequency = 10_000.0 ** (-torch.arange(size // 4, dtype=torch.float64) / (size // 4))
-    index = torch.arange(side, dtype=torch.float64)
+    frequency = 10_000.0 ** (-torch.arange(size // 4, dtype=torch.float64, device="cpu") / (size // 4))
+    index = torch.arange(side, dtype=torch.float64, device="cpu")
     row, column = (t.reshape(-1, 1) * frequency for t in torch.meshgrid(index, index, indexing="ij"))
     return torch.cat([column.sin(), column.cos(), row.sin(), row.cos()], dim=1).float()

@@ -6,13 +6,12 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from driftgen.errors import InputError, unknown_name
-from driftgen.generators.conditioning import Conditioning, RMSNorm, float32_linear
-from driftgen.generators.noise import Noise, draw_noise
+from driftgen.generators.conditioning import Conditioning, ImageGenerator, RMSNorm, float32_linear
+from driftgen.generators.noise import check_noise
 
 __all__ = ["ImageMLP", "ImageMLPConfig"]
 
@@ -47,13 +46,15 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-class ImageMLP(nn.Module):
+class ImageMLP(ImageGenerator):
     """x = f(ε, c, α), noise ``[B, C, H, W]`` to samples of the same shape, in one call.
 
     Each hidden layer is silu(W x · (1 + scale) + shift), with scale and shift set by the condition.
 
     ``options`` are fields of :class:`ImageMLPConfig`, on top of ``config`` where one is given.
     """
+
+    config: ImageMLPConfig
 
     def __init__(self, config: ImageMLPConfig | None = None, **options: Any) -> None:
         super().__init__()
@@ -95,29 +96,10 @@ class ImageMLP(nn.Module):
         nn.init.normal_(self.modulation.weight, std=0.5 / math.sqrt(self.config.condition_size))
         nn.init.normal_(self.output.weight, std=0.6 / math.sqrt(self.config.hidden_size))
 
-    def sample_noise(self, n: int, generator: torch.Generator | None = None) -> Noise:
-        """Gaussian noise and style indices for n samples, on the device of the weights; see
-        ``draw_noise``.
-        """
-        c = self.config
-        shape = (c.in_channels, c.input_size, c.input_size)
-        return draw_noise(n, shape, c.style_codebooks, c.style_entries, generator, self.output.weight.device)
-
-    def condition(self, labels: Tensor, alpha: Tensor | float, style: Tensor) -> Tensor:
-        """The vector ``[B, h]`` that conditions every layer."""
-        vector: Tensor = self.conditioning(labels, alpha, style)
-        return vector
-
-    def forward(self, noise: Noise, labels: Tensor, alpha: Tensor | float = 1.0) -> Tensor:
-        """f(ε, c, α): ``[B, C, H, W]``."""
-        return self.generate(noise.gaussian, self.condition(labels, alpha, noise.style))
-
     def generate(self, gaussian: Tensor, condition: Tensor) -> Tensor:
         """Samples from Gaussian noise and a condition vector."""
         c = self.config
-        if gaussian.shape[1:] != (c.in_channels, c.input_size, c.input_size):
-            expected = ["B", c.in_channels, c.input_size, c.input_size]
-            raise InputError(f"noise has shape {list(gaussian.shape)}, expected {expected}")
+        check_noise(gaussian, self.sample_shape)
         # Embeddings start small; at their full size the classes differ from the first step on.
         modulation = float32_linear(self.modulation, self.condition_norm(condition))
         x = gaussian.flatten(1).to(self.output.weight.dtype)

@@ -7,7 +7,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-__all__ = ["Generator", "Noise"]
+from driftgen.errors import InputError
+
+__all__ = ["Generator", "Noise", "check_noise", "draw_noise"]
 
 
 class Noise(NamedTuple):
@@ -62,3 +64,9 @@ def draw_noise(
         gaussian[i].normal_(generator=generator)
         style[i].random_(entries, generator=generator)
     return Noise(gaussian.to(device), style.to(device))
+
+
+def check_noise(gaussian: Tensor, shape: tuple[int, int, int]) -> None:
+    """Refuses Gaussian noise that is not ``[B, *shape]``."""
+    if gaussian.shape[1:] != shape:
+        raise InputError(f"noise has shape {list(gaussian.shape)}, expected {['B', *shape]}")

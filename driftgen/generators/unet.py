@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from driftgen.errors import InputError, unknown_name
-from driftgen.generators.conditioning import Conditioning, RMSNorm, float32_linear
-from driftgen.generators.noise import Noise, draw_noise
+from driftgen.generators.conditioning import Conditioning, ImageGenerator, RMSNorm, float32_linear
+from driftgen.generators.noise import check_noise
 
 __all__ = ["UNet2D", "UNet2DConfig"]
 
@@ -78,12 +78,14 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-class UNet2D(nn.Module):
+class UNet2D(ImageGenerator):
     """x = f(ε, c, α), noise ``[B, C, H, W]`` to samples of the same shape, in one call.
 
     ``options`` are fields of :class:`UNet2DConfig`, on top of ``config`` where one is given.
     ``checkpoint_blocks`` trades a second forward pass of each block for its activations.
     """
+
+    config: UNet2DConfig
 
     def __init__(
         self, config: UNet2DConfig | None = None, *, checkpoint_blocks: bool = False, **options: Any
@@ -149,29 +151,9 @@ class UNet2D(nn.Module):
             elif isinstance(module, AdaptiveNorm):
                 nn.init.zeros_(module.modulation.weight)
 
-    def sample_noise(self, n: int, generator: torch.Generator | None = None) -> Noise:
-        """Gaussian noise and style indices for n samples, on the device of the weights; see
-        ``draw_noise``.
-        """
-        c = self.config
-        shape = (c.in_channels, c.input_size, c.input_size)
-        return draw_noise(n, shape, c.style_codebooks, c.style_entries, generator, self.input.weight.device)
-
-    def condition(self, labels: Tensor, alpha: Tensor | float, style: Tensor) -> Tensor:
-        """The vector ``[B, h]`` that conditions every block."""
-        vector: Tensor = self.conditioning(labels, alpha, style)
-        return vector
-
-    def forward(self, noise: Noise, labels: Tensor, alpha: Tensor | float = 1.0) -> Tensor:
-        """f(ε, c, α): ``[B, C, H, W]``."""
-        return self.generate(noise.gaussian, self.condition(labels, alpha, noise.style))
-
     def generate(self, gaussian: Tensor, condition: Tensor) -> Tensor:
         """Samples from Gaussian noise and a condition vector."""
-        c = self.config
-        if gaussian.shape[1:] != (c.in_channels, c.input_size, c.input_size):
-            expected = ["B", c.in_channels, c.input_size, c.input_size]
-            raise InputError(f"noise has shape {list(gaussian.shape)}, expected {expected}")
+        check_noise(gaussian, self.sample_shape)
         activated = F.silu(condition)
         x = self.input(gaussian.to(self.input.weight.dtype))
         skips: list[Tensor] = []

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
-
-from torch import Tensor
+from typing import Any, Protocol
 
 from driftgen.errors import InputError
 
 __all__ = ["convnext_config_from", "official_convnext_names"]
 
 
-def convnext_config_from(parameters: Mapping[str, Tensor]) -> dict[str, Any]:
+class HasShape(Protocol):
+    """A tensor, or one that still lies in a file."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def convnext_config_from(parameters: Mapping[str, HasShape]) -> dict[str, Any]:
     """The arguments of :meth:`Backbone.from_convnext` that a released file of parameters means: it has no
     metadata, so depths, widths and classes follow from its tensors.
     """

@@ -5,7 +5,9 @@ unpickled.
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch import Tensor
 from driftgen.errors import InputError
 from driftgen.files import written_whole
 
-__all__ = ["read_parameters", "write_parameters"]
+__all__ = ["Stored", "index_parameters", "read_parameters", "write_parameters"]
 
 NDARRAY, COMPLEX, SCALAR = 1, 2, 3  # flax's extension types
 CHUNKED = "__msgpack_chunked_array__"
@@ -35,30 +37,65 @@ DTYPES = {
     "complex128": torch.complex128,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-LARGEST = 2**31 - 1
+# First bytes of an extension: by its length, or how many bytes say its length.
+FIXED = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
+EXTENSIONS = {0xC7: 1, 0xC8: 2, 0xC9: 4} | dict.fromkeys(FIXED, 0)
+LONGEST = 4096  # bytes of a name, or of what describes an array
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An array that lies in a file: where its pieces begin, and how many bytes each has."""
+
+    path: Path
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    pieces: tuple[tuple[int, int], ...]
+    value: Tensor | None = None  # a single complex number, which is stored in another way
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def read(self, memory: Tensor | None = None) -> Tensor:
+        """The array, in memory of its own, or in the first of these bytes."""
+        if self.value is not None:
+            return self.value
+        flat = torch.empty(self.size, dtype=torch.uint8) if memory is None else memory[: self.size]
+        place: Any = memoryview(flat.numpy())  # type: ignore[arg-type]
+        start = 0
+        with self.path.open("rb") as file:
+            for offset, size in self.pieces:
+                file.seek(offset)
+                if file.readinto(place[start : start + size]) != size:
+                    raise InputError(f"{self.path} changed while it was read; copy it again")
+                start += size
+        return flat.view(self.dtype).reshape(self.shape)
+
+
+def index_parameters(path: Path) -> dict[str, Stored]:
+    """Every array of the file under its path of names, joined by "/". Only what lies between them is read."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            tree, _ = _Walk(path, data).value(0)
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist") from None
+    except InputError as error:
+        raise InputError(f"{path} is not a flax parameter file ({error})") from None
+    except (msgpack.OutOfData, IndexError):
+        raise InputError(f"{path} ends too early: it is truncated; copy it again") from None
+    except (msgpack.UnpackException, KeyError, ValueError, TypeError) as error:
+        empty = path.stat().st_size == 0
+        raise InputError(f"{path} is {'empty' if empty else 'not a flax parameter file'}") from error
+    if not isinstance(tree, dict):
+        raise InputError(f"{path} does not hold a tree of parameters")
+    return dict(_flatten(tree, "", path))
 
 
 def read_parameters(path: Path) -> dict[str, Tensor]:
-    """Every tensor of the file under its path of names, joined by "/".
-
-    The file is streamed: beside the tensors themselves no more than the largest one is in memory at a time.
-    """
-    try:
-        with path.open("rb") as file:
-            unpacker = msgpack.Unpacker(
-                file, ext_hook=_decode, strict_map_key=False, max_buffer_size=LARGEST, read_size=1 << 20
-            )
-            tree = unpacker.unpack()
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist") from None
-    except msgpack.OutOfData:
-        raise InputError(f"{path} ends too early: it is truncated; copy it again") from None
-    except (msgpack.UnpackException, ValueError, TypeError, UnicodeDecodeError) as error:
-        detail = f" ({error})" if isinstance(error, InputError) else ""
-        raise InputError(f"{path} is not a flax parameter file{detail}") from None
-    if not isinstance(tree, dict):
-        raise InputError(f"{path} does not hold a tree of parameters")
-    return dict(_flatten(tree, ""))
+    """Every tensor of the file under its path of names, joined by "/"."""
+    return {name: stored.read() for name, stored in index_parameters(path).items()}
 
 
 def write_parameters(path: Path, parameters: dict[str, Tensor]) -> None:
@@ -74,43 +111,82 @@ def write_parameters(path: Path, parameters: dict[str, Tensor]) -> None:
         _write(file, msgpack.Packer(strict_types=True), tree)
 
 
-def _decode(code: int, data: bytes) -> Any:
-    if code == COMPLEX:
-        real, imaginary = msgpack.unpackb(data)
-        return torch.tensor(complex(real, imaginary), dtype=torch.complex128)
-    if code not in (NDARRAY, SCALAR):
-        raise InputError(f"extension type {code} is no array of numbers")
-    shape, name, buffer = msgpack.unpackb(data, strict_map_key=False)
-    name = name.decode() if isinstance(name, bytes) else name
-    if name not in DTYPES:
-        raise InputError(f"numbers of type {name} are not known here")
-    dtype = DTYPES[name]
-    if len(buffer) != math.prod(shape) * dtype.itemsize:
-        raise InputError(f"an array of shape {list(shape)} holds {len(buffer)} bytes")
-    if not buffer:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(buffer), dtype=dtype).reshape(shape)
+class _Walk:
+    """Steps through a file without a look at the arrays: ``value(at)`` gives what begins there, and where it
+    ends.
+    """
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self.path, self.data = path, data
+
+    def value(self, at: int) -> tuple[Any, int]:
+        first = self.data[at]
+        if first in EXTENSIONS:
+            return self._array(at, EXTENSIONS[first])
+        small = self._unpacker(at)
+        if not (first & 0xF0 == 0x80 or first in (0xDE, 0xDF)):  # no map
+            return small.unpack(), at + small.tell()
+        tree, entries = {}, small.read_map_header()
+        at += small.tell()
+        for _ in range(entries):
+            name, at = self.value(at)
+            tree[name if isinstance(name, str) else str(name)], at = self.value(at)
+        return tree, at
+
+    def _array(self, at: int, width: int) -> tuple[Stored, int]:
+        """An extension: its first byte, its length in ``width`` bytes (or by the first byte), its type, its
+        body (shape, type of numbers, bytes).
+        """
+        body = at + 2 + width
+        length = int.from_bytes(self.data[at + 1 : at + 1 + width], "big") if width else FIXED[self.data[at]]
+        end, code = body + length, self.data[body - 1]
+        if end > len(self.data):
+            raise msgpack.OutOfData
+        if code not in (NDARRAY, COMPLEX, SCALAR):
+            raise InputError(f"extension type {code} is no array of numbers")
+        head = self._unpacker(body)
+        if code == COMPLEX:
+            number = torch.tensor(complex(*head.unpack()), dtype=torch.complex128)
+            return Stored(self.path, number.dtype, (), (), number), end
+        if head.read_array_header() != 3:
+            raise InputError("an array is not described by its shape, type and bytes")
+        shape, name = head.unpack(), head.unpack()
+        name = name.decode() if isinstance(name, bytes) else name
+        if name not in DTYPES:
+            raise InputError(f"numbers of type {name} are not known here")
+        found = Stored(self.path, DTYPES[name], tuple(shape), ())
+        start = end - found.size
+        # What is left are the bytes, behind a head of 2 to 5 that says how many.
+        if not 2 <= start - (body + head.tell()) <= 5:
+            raise InputError(f"an array of shape {list(shape)} has bytes too few or too many")
+        return replace(found, pieces=((start, found.size),)), end
+
+    def _unpacker(self, at: int) -> msgpack.Unpacker:
+        unpacker = msgpack.Unpacker(strict_map_key=False)
+        unpacker.feed(self.data[at : at + LONGEST])
+        return unpacker
 
 
-def _flatten(tree: dict[str, Any], prefix: str) -> Iterator[tuple[str, Tensor]]:
-    # Pops as it goes: a tensor that has been handed on is not held here as well.
-    for name in list(tree):
-        value = tree.pop(name)
+def _flatten(tree: dict[str, Any], prefix: str, path: Path) -> Iterator[tuple[str, Stored]]:
+    for name, value in tree.items():
         if isinstance(value, dict) and CHUNKED in value:
-            yield prefix + str(name), _join(value)
+            yield prefix + name, _join(value, path)
         elif isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{name}/")
-        elif isinstance(value, Tensor):
-            yield prefix + str(name), value
+            yield from _flatten(value, f"{prefix}{name}/", path)
+        elif isinstance(value, Stored):
+            yield prefix + name, value
         else:
-            raise InputError(f"{prefix}{name} is no array but {type(value).__name__}")
+            raise InputError(f"{path}: {prefix}{name} is no array but {type(value).__name__}")
 
 
-def _join(chunked: dict[str, Any]) -> Tensor:
+def _join(chunked: dict[str, Any], path: Path) -> Stored:
     """One array of those that flax cuts into pieces of at most 2^30 bytes."""
-    shape = [int(chunked["shape"][str(i)]) for i in range(len(chunked["shape"]))]
-    pieces = [chunked["chunks"][str(i)] for i in range(len(chunked["chunks"]))]
-    return torch.cat([piece.reshape(-1) for piece in pieces]).reshape(shape)
+    shape = tuple(int(chunked["shape"][str(i)]) for i in range(len(chunked["shape"])))
+    parts = [chunked["chunks"][str(i)] for i in range(len(chunked["chunks"]))]
+    joined = Stored(path, parts[0].dtype, shape, tuple(piece for part in parts for piece in part.pieces))
+    if sum(part.size for part in parts) != joined.size or len({part.dtype for part in parts}) != 1:
+        raise InputError(f"{path}: the pieces of an array of shape {list(shape)} do not make it up")
+    return joined
 
 
 def _write(file: Any, packer: msgpack.Packer, tree: dict[str, Any]) -> None:

@@ -18,8 +18,9 @@ from driftgen.generators.dit import DiT
 from driftgen.interop import hub
 from driftgen.interop.convnext_names import convnext_config_from, official_convnext_names
 from driftgen.interop.dit_names import official_dit_config, official_dit_names, official_dit_options
-from driftgen.interop.flax_msgpack import read_parameters, write_parameters
+from driftgen.interop.flax_msgpack import Stored, index_parameters, write_parameters
 from driftgen.interop.mae_names import official_mae_arguments, official_mae_names, official_mae_options
+from driftgen.unfilled import without_numbers
 
 __all__ = ["is_official", "load_official", "read_metadata", "save_official"]
 
@@ -47,9 +48,9 @@ def load_official(folder: str | Path) -> nn.Module:
     place = _find(Path(folder))
     metadata = read_metadata(place)
     path = place / (PARAMETERS if metadata else PLAIN_PARAMETERS)
-    parameters = read_parameters(path)
+    parameters = index_parameters(path)
     try:
-        with torch.device("meta"):
+        with without_numbers():
             model, names = _build(metadata, parameters)
     except KeyError as error:
         raise InputError(f"{place / METADATA}: model_config lacks {error}") from None
@@ -109,7 +110,7 @@ def read_metadata(folder: Path) -> dict[str, Any]:
     return metadata
 
 
-def _build(metadata: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> tuple[nn.Module, dict[str, str]]:
+def _build(metadata: Mapping[str, Any], parameters: Mapping[str, Stored]) -> tuple[nn.Module, dict[str, str]]:
     """The model without numbers, and the release's name of each of its tensors."""
     if not metadata:
         found = convnext_config_from(parameters)
@@ -143,28 +144,43 @@ def _find(folder: Path) -> Path:
 
 
 def _to_ours(
-    parameters: dict[str, Tensor], names: Mapping[str, str], expected: Mapping[str, Tensor], path: Path
+    parameters: Mapping[str, Stored], names: Mapping[str, str], expected: Mapping[str, Tensor], path: Path
 ) -> dict[str, Tensor]:
-    """The tensors under our names and in our layout. Empties ``parameters`` as it goes, to hold each tensor
-    once.
-    """
+    """The tensors under our names and in our layout."""
     unknown, missing = sorted(parameters.keys() - names.keys()), sorted(names.keys() - parameters.keys())
     if unknown or missing:
         parts = [
             _listed(what, found) for what, found in (("unknown", unknown), ("missing", missing)) if found
         ]
         raise InputError(f"{path} does not fit its configuration; {'; '.join(parts)}")
+    for name, stored in parameters.items():
+        shape, want = _our_order(name, stored.shape), expected[names[name]].shape
+        if shape != tuple(want):
+            raise InputError(f"{path}: {name} has shape {list(shape)}, expected {list(want)}")
+    # What has to change its layout is read into the same bytes one after the other: memory that is taken and
+    # given back in turn with the tensors that stay would be left in pieces, half as much again.
+    memory = torch.empty(max(s.size for s in parameters.values()), dtype=torch.uint8)
     state = {}
-    for name in list(parameters):
-        tensor = parameters.pop(name)
-        if name.endswith("/kernel"):
-            # Convolutions lie as [height, width, in, out] there, dense layers as [in, out].
-            tensor = (tensor.permute(3, 2, 0, 1) if tensor.ndim == 4 else tensor.T).contiguous()
-        want = expected[names[name]].shape
-        if tensor.shape != want:
-            raise InputError(f"{path}: {name} has shape {list(tensor.shape)}, expected {list(want)}")
-        state[names[name]] = tensor
+    for name, stored in parameters.items():
+        axes = _our_axes(name, len(stored.shape))
+        state[names[name]] = (
+            stored.read()
+            if axes is None
+            else stored.read(memory).permute(axes).clone(memory_format=torch.contiguous_format)
+        )
     return state
+
+
+def _our_axes(name: str, ndim: int) -> tuple[int, ...] | None:
+    """Convolutions lie as [height, width, in, out] there, dense layers as [in, out]."""
+    if not name.endswith("/kernel"):
+        return None
+    return (3, 2, 0, 1) if ndim == 4 else (1, 0)
+
+
+def _our_order(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    axes = _our_axes(name, len(shape))
+    return shape if axes is None or len(axes) != len(shape) else tuple(shape[i] for i in axes)
 
 
 def _to_theirs(name: str, tensor: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ def run_demo(
     A demonstration that was stopped, or is complete already, is gone on with.
     """
     config = demo_config(seed, changes)
-    if not train(config, out, Processes.start("cpu"), view, name="digits"):
+    if not train(config, out, Processes.start("cpu"), view, name="digits", report=write_report):
         return None
     figures = evaluate_run(out, seed)
     return write_report(out, _toy(out / "toy", seed, toy_steps)), figures

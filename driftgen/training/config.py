@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from driftgen.data.options import Augment, Data, Queue
+from driftgen.sections import Count, Natural, Positive, Section, Share
 
 __all__ = [
     "Augment",
@@ -23,49 +26,13 @@ __all__ = [
     "TrainConfig",
 ]
 
-Count = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0)]
-
-
-class Section(BaseModel):
-    """Unknown keys are refused; values do not change once a run has begun."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Augment(Section):
-    """What is done to an image each time it is drawn."""
-
-    flip: bool = False  # left and right, with probability 1/2
-    crop: Literal["center", "random-resized"] = "center"
-    crop_scale: tuple[Share, Share] = (0.2, 1.0)  # share of the area that a random resized crop keeps
-    # Small random affine changes, for data so small that a generator would learn it by heart.
-    rotate: Annotated[float, Field(ge=0, le=180)] = 0.0  # degrees, either way
-    zoom: Annotated[float, Field(ge=0, lt=1)] = 0.0  # factor 1 - zoom ... 1 + zoom
-    shift: Annotated[float, Field(ge=0)] = 0.0  # pixels, either way
-
-
-class Data(Section):
-    """Where real samples come from."""
-
-    kind: Literal["digits", "images", "latents"] = "images"  # images: a folder, .npz or .npy
-    path: str | None = None
-    size: Count | None = None  # side in pixels; None keeps that of an array
-    channels: Literal[1, 3] = 3
-    conditional: bool = True  # False puts all images into one class
-    limit: Count | None = None  # no more than so many images
-    workers: Natural = 2  # processes that decode
-    augment: Augment = Augment()
-
 
 class Generator(Section):
     """f: its class and the options on top of a preset."""
 
     kind: Literal["dit", "unet", "mlp"] = "dit"
     preset: str | None = None
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
 
 
 class Encoder(Section):
@@ -76,7 +43,8 @@ class Encoder(Section):
     kind: Literal["mae", "backbone", "resnet50"] = "mae"
     path: str
     decode_first: bool = False  # it sees images, the generator makes latents
-    switches: dict[str, Any] = {}  # of its features(): every_k_block, vectors, mean_std, patch_sizes, ...
+    # Of its features(): every_k_block, vectors, mean_std, patch_sizes, ...
+    switches: dict[str, Any] = Field(default_factory=dict)
 
 
 class Loss(Section):
@@ -110,15 +78,6 @@ class Batch(Section):
     unconditional: Natural = 16
     micro: Count = 1  # parts that the classes of one step are split into, to save memory
     mode: Literal["exact", "previous"] = "exact"  # where the statistics of a split step come from
-
-
-class Queue(Section):
-    """Where the positives of a step are drawn from: the paper's queues, or all data by class."""
-
-    kind: Literal["index", "queue"] = "index"
-    class_size: Count = 128
-    global_size: Count = 1000
-    push: Count = 64
 
 
 class Optimizer(Section):
@@ -196,7 +155,7 @@ class Masking(Section):
     """The masked autoencoder, and its classification fine-tuning over the last steps."""
 
     preset: str | None = None
-    options: dict[str, Any] = {}  # of driftgen.features.ResNetMAE
+    options: dict[str, Any] = Field(default_factory=dict)  # of driftgen.features.ResNetMAE
     finetune_steps: Natural = 0
     finetune_weight: Share = 0.1
     finetune_ramp: Count = 1000

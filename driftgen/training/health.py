@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, TypeGuard
 
+from torch import Tensor, nn
+
 from driftgen.training.measures import group_of, measure
 
-__all__ = ["Health", "group_of", "measure"]
+__all__ = ["Health", "group_of", "measure", "never_trained"]
 
 WINDOW = 10  # rows that a verdict looks at, so that no single step decides
 KEPT = 6 * WINDOW  # rows remembered
@@ -33,12 +35,16 @@ class Health:
         for text in health.update(row):     # new warnings; each kind once, until it has cleared for a while
             view.warn(text)
 
+    Args:
+        temperatures: those of the loss, to name one that is too low.
+        untrained: encoders known to be untrained, see :func:`never_trained`.
+
     Attributes:
         state: the warnings that hold now.
     """
 
-    def __init__(self, temperatures: Sequence[float] = ()) -> None:
-        self.temperatures = tuple(temperatures)
+    def __init__(self, temperatures: Sequence[float] = (), untrained: Sequence[str] = ()) -> None:
+        self.temperatures, self.untrained = tuple(temperatures), tuple(untrained)
         self.state: list[str] = []
         self._rows: deque[Mapping[str, Any]] = deque(maxlen=KEPT)
         self._seen = 0
@@ -149,6 +155,13 @@ class Health:
                 "normalisation group of one channel does that: widen the encoder, or set mean_std: false "
                 "in its switches",
             )
+        if self._seen >= 3 and self.untrained:
+            yield (
+                "random encoder",
+                f"untrained encoder: all normalisation weights of {', '.join(self.untrained)} are as they "
+                "start, so it holds random weights; pretrain it, and check the file under encoders",
+            )
+            return
         shares = [r["class_share"] for r in self._rows if r.get("class_share")]
         if len(shares) >= WINDOW:
             encoder, sample = (sum(column) / len(shares) for column in zip(*shares, strict=True))
@@ -184,6 +197,16 @@ class Health:
         values = (r.get(key) for r in rows)
         numbers = [float(max(v) if isinstance(v, list) else v) for v in values if _finite(v)]
         return median(numbers) if numbers else math.nan
+
+
+def never_trained(encoder: nn.Module) -> bool:
+    """Whether every normalisation layer still has the weights 1 and biases 0 that it starts with, which no
+    step of training leaves alone.
+    """
+    layers = [m for m in encoder.modules() if "Norm" in type(m).__name__]
+    starts = [(m.weight, 1.0) for m in layers if isinstance(getattr(m, "weight", None), Tensor)]
+    starts += [(m.bias, 0.0) for m in layers if isinstance(getattr(m, "bias", None), Tensor)]
+    return bool(starts) and all(bool(value.eq(start).all()) for value, start in starts)
 
 
 def _finite(value: Any) -> TypeGuard[float | list[float]]:

@@ -105,9 +105,10 @@ class Loop:
         task: what is trained.
         processes: who takes part.
         view: where it is shown.
-        report: draws the report of the run so far.
         finish: called in the first process with the averaged model of each decay when all steps are done, and
             whenever the run is left.
+        report: called in the first process with the folder, to draw the report of the run so far, now and
+            then and after ``finish``; None draws none.
         watch: called with each row of metrics; returns warnings in plain words.
     """
 
@@ -117,7 +118,7 @@ class Loop:
     processes: Processes
     view: View
     finish: Callable[[Mapping[str, nn.Module], int], None]
-    report: Callable[[], Any]
+    report: Callable[[Path], object] | None = None
     watch: Callable[[Mapping[str, Any]], list[str]] = lambda row: []
     step: int = field(init=False, default=0)
     skipped: int = field(init=False, default=0)
@@ -169,6 +170,7 @@ class Loop:
         models = {decay: self._whole(model) for decay, model in self.averages.models.items()}
         if processes.first:
             self.finish(models, self.step)
+            self._report()
         processes.wait()
         if not complete:
             self.view.say(
@@ -255,9 +257,13 @@ class Loop:
         if self.trackers is not None:
             self.trackers.update(row)
         if self.step % self.config.output.report_every == 0:
-            self.report()
+            self._report()
         for warning in warnings:
             self.view.warn(warning)
+
+    def _report(self) -> None:
+        if self.report is not None:
+            self.report(self.folder)
 
     def _told_to_stop(self) -> bool:
         if self.processes.world == 1:

@@ -3,7 +3,7 @@ ResNet-style MAE")."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -153,10 +153,12 @@ def pretrain(
     *,
     name: str = "",
     override: bool = False,
+    report: Callable[[Path], object] | None = None,
 ) -> bool:
-    """Trains, or goes on with, the encoder in ``folder``; whether it is complete. It ends as ``model/``."""
-    from driftgen.report.run import write_report
+    """Trains, or goes on with, the encoder in ``folder``; whether it is complete. It ends as ``model/``.
 
+    ``report(folder)`` is called now and then and at the end.
+    """
     check_run(folder, config, override=override)
     task = Pretraining(config, processes)
 
@@ -164,12 +166,11 @@ def pretrain(
         decay, first = next(iter(averages.items()))
         source = {"recipe": name, "step": step, "ema": decay}
         save_model(first, folder / RUN_MODEL, source=source, class_names=task.data.class_names)
-        write_report(folder)
 
     if processes.first:
         claim_run(folder, config, task="pretrain", recipe=name)
     processes.wait()
     try:
-        return Loop(folder, config, task, processes, view, finish, lambda: write_report(folder)).run()
+        return Loop(folder, config, task, processes, view, finish, report).run()
     finally:
         task.data.close()

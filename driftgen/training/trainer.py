@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from driftgen.data.grouped import open_source
+from driftgen.data.grouped import StepSizes, open_source
 from driftgen.errors import InputError
 from driftgen.files import make_folder, written_whole
 from driftgen.generators.noise import Noise
@@ -21,7 +21,7 @@ from driftgen.pixels import contact_sheet, to_pil, to_uint8
 from driftgen.seeds import generator_of, seed_of
 from driftgen.training.build import build_features, build_generator, make_tokenizer, open_data
 from driftgen.training.config import TrainConfig
-from driftgen.training.health import Health
+from driftgen.training.health import Health, never_trained
 from driftgen.training.loop import Loop, View, check_run, claim_run
 from driftgen.training.measures import measure
 from driftgen.training.processes import Processes
@@ -42,7 +42,9 @@ class Training:
         self.config, self.processes = config, processes
         device = processes.device
         self.data = open_data(config.data)
-        self.source = open_source(self.data, config)
+        batch = config.batch
+        sizes = StepSizes(batch.classes, batch.positives, batch.unconditional)
+        self.source = open_source(self.data, sizes, config.queue, config.seed)
         self.tokenizer = make_tokenizer(config.tokenizer, device)
         classes = self.source.num_classes
         torch.manual_seed(seed_of(config.seed, WEIGHTS))
@@ -174,17 +176,20 @@ def train(
     *,
     name: str = "",
     override: bool = False,
+    report: Callable[[Path], object] | None = None,
 ) -> bool:
     """Trains, or goes on with, the run in ``folder``; whether it is complete.
 
     The folder ends with ``model/`` (the first average, and one folder for each further one), ``samples/``,
-    ``metrics.jsonl`` and ``report.html``.
+    ``metrics.jsonl``, and what ``report(folder)`` writes, now and then and at the end.
     """
-    from driftgen.report.run import write_report
-
     check_run(folder, config, override=override)
     task = Training(config, processes)
-    health = Health(config.loss.temperatures)
+    encoders = zip(config.encoders, task.step.phi.encoders, strict=True)
+    untrained = [
+        entry.path for entry, encoder in encoders if never_trained(getattr(encoder, "encoder", encoder))
+    ]
+    health = Health(config.loss.temperatures, untrained)
     for note in getattr(task.source, "notes", []):
         view.say(note)
 
@@ -192,15 +197,12 @@ def train(
         for i, (decay, model) in enumerate(averages.items()):
             place = folder / (RUN_MODEL if i == 0 else f"{RUN_MODEL}-ema-{decay}")
             task.pipeline(model, recipe=name, step=step, ema=decay).save_pretrained(place)
-        write_report(folder)
 
     if processes.first:
         claim_run(folder, config, task="train", temperatures=list(config.loss.temperatures), recipe=name)
     processes.wait()
     try:
-        return Loop(
-            folder, config, task, processes, view, finish, lambda: write_report(folder), health.update
-        ).run()
+        return Loop(folder, config, task, processes, view, finish, report, health.update).run()
     finally:
         task.data.close()
 

@@ -1,0 +1,77 @@
+"""The command itself: its verbs in the order they are listed, and how it ends."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+import driftgen
+from driftgen.cli import models, runs, toys
+from driftgen.errors import InputError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Drifting Models: generators that turn noise into a sample in one network call.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> None:
+    if version:
+        print(f"driftgen {driftgen.__version__}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+    else:
+        return
+    raise typer.Exit
+
+
+for _command in (
+    toys.toy,
+    toys.demo,
+    toys.doctor,
+    runs.train,
+    runs.pretrain,
+    runs.encode,
+    runs.recipes,
+    models.sample,
+):
+    app.command()(_command)
+app.add_typer(models.convert, name="convert")
+
+
+def main() -> None:
+    """Runs the command. Wrong input ends in one line and exit code 2."""
+    try:
+        code: Any = app(standalone_mode=False)
+    except InputError as error:
+        code = _fail(str(error))
+    except KeyboardInterrupt:
+        code = 130
+    except OSError as error:
+        code = _fail(f"{error.strerror or error}: {error.filename}" if error.filename else str(error))
+    except Exception as error:
+        # Usage errors come as different classes in different versions of the command library, all with this
+        # method.
+        message = getattr(error, "format_message", None)
+        if message is None:
+            raise
+        code = _fail(f"{message().rstrip('.')}; see 'driftgen --help'")
+    if code == 130:
+        print("driftgen: stopped", file=sys.stderr)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str) -> int:
+    print(f"driftgen: error: {' '.join(message.split())}", file=sys.stderr)
+    return 2

@@ -1,0 +1,141 @@
+"""What there is to see without data of one's own: ``toy``, ``demo``, ``doctor``."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from driftgen.cli.options import Out, Seed
+from driftgen.errors import InputError, unknown_name
+
+__all__ = ["demo", "doctor", "toy"]
+
+
+def toy(
+    distribution: Annotated[
+        str,
+        typer.Argument(
+            help="bimodal, eight-gaussians, swiss-roll, checkerboard, two-moons, "
+            "or a .npy file of points \\[n, 2].",
+            show_default=False,
+        ),
+    ],
+    init: Annotated[str, typer.Option(help="Where q starts: between, far, collapsed.")] = "between",
+    generator: Annotated[
+        bool, typer.Option("--generator/--points", help="Train an MLP, or move bare points by the field.")
+    ] = False,
+    out: Out = Path("runs/toy"),
+    steps: Annotated[int | None, typer.Option(help="Steps (150 for points, 800 for an MLP).")] = None,
+    samples: Annotated[int | None, typer.Option(help="Generated at a time (512, or 256 for an MLP).")] = None,
+    positives: Annotated[int, typer.Option(help="Data points drawn each step.")] = 512,
+    temperature: Annotated[float | None, typer.Option(help="Kernel temperature; by distribution.")] = None,
+    kernel: Annotated[str, typer.Option(help="laplace, gaussian, inverse_multiquadric.")] = "laplace",
+    normalization: Annotated[str, typer.Option(help="both, y, none, sinkhorn.")] = "both",
+    attraction: Annotated[float, typer.Option(help="Factor of the attraction V+.")] = 1.0,
+    repulsion: Annotated[float, typer.Option(help="Factor of the repulsion V-.")] = 1.0,
+    learning_rate: Annotated[float, typer.Option(help="Adam's, for an MLP.")] = 4e-3,
+    seed: Seed = 0,
+    study: Annotated[
+        str | None,
+        typer.Option(help="antisymmetry: repeat with attraction and repulsion out of balance, and compare."),
+    ] = None,
+) -> None:
+    """Let a 2-D distribution drift; writes evolution.png, evolution.gif and metrics.json."""
+    from driftgen.data.toy import get_toy
+    from driftgen.files import make_folder
+    from driftgen.progress import drawing, track
+    from driftgen.report.demo import metric_rows
+    from driftgen.report.toy import study_table, write_evolution, write_study
+    from driftgen.training.toy import ANTISYMMETRY, ToyConfig, antisymmetry_study, evolve
+
+    config = ToyConfig(
+        init=init,
+        generator=generator,
+        steps=steps,
+        samples=samples,
+        positives=positives,
+        temperature=temperature,
+        kernel=kernel,
+        normalization=normalization,
+        attraction=attraction,
+        repulsion=repulsion,
+        learning_rate=learning_rate,
+        seed=seed,
+    )
+    if study not in (None, "antisymmetry"):
+        raise unknown_name("study", study, ["antisymmetry"])
+    target = get_toy(distribution)
+    make_folder(out)
+    console = Console()
+    if study:
+        with track("anti-symmetry", len(ANTISYMMETRY) * config.total_steps, "drift") as on_step:
+            runs = antisymmetry_study(target, config, on_step)
+        with drawing():
+            written = write_study(runs, out, _command())
+        print(study_table(runs))
+    else:
+        with track(f"{target.name} {config.init}", config.total_steps, "drift") as on_step:
+            evolution = evolve(target, config, on_step)
+        with drawing():
+            written = write_evolution(evolution, out, _command())
+        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+        for name, value in metric_rows(evolution.metrics).items():
+            table.add_row(name, value)
+        console.print(table)
+    for path in written:
+        print(path)
+
+
+def demo(
+    out: Out = Path("runs/demo"),
+    seed: Seed = 0,
+) -> None:
+    """Train a generator of digits here and now, sample it, evaluate it; writes report.html."""
+    from driftgen.evaluation.digits import BARS
+    from driftgen.report.demo import demo_config, run_demo
+    from driftgen.report.live import LiveView
+
+    _check_seed(seed)
+    config = demo_config(seed)
+    with LiveView(str(out), config.optim.steps, config.loss.temperatures) as view:
+        done = run_demo(out, view, seed)
+    if done is None:
+        raise typer.Exit(130)
+    page, figures = done
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("1,000 digits, guidance 1.5", "measured", "aim"):
+        table.add_column(column, justify="left" if column.startswith("1") else "right")
+    for name, bar in BARS.items():
+        sign = "at most" if name == "copied" else "at least"
+        table.add_row(name.replace("_", ", "), f"{figures[name]:.3f}", f"{sign} {bar}")
+    Console().print(table)
+    print(page)
+
+
+def doctor() -> None:
+    """Say what this machine has: Python, torch, devices, optional extras and how to get each."""
+    from driftgen.doctor import examine
+
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    marks = {True: "[green]ok[/]", False: "[red]!![/]", None: "[dim]--[/]"}
+    for finding in examine():
+        advice = f"\n[dim]{escape(finding.advice)}[/]" if finding.advice else ""
+        table.add_row(marks[finding.ok], escape(finding.name), escape(finding.value) + advice)
+    Console().print(table)
+
+
+def _check_seed(seed: int) -> None:
+    """Seeds are whole numbers that fit 63 bits."""
+    if not 0 <= seed < 2**63:
+        raise InputError(f"seed={seed} must be a whole number from 0 to 2^63 - 1")
+
+
+def _command() -> str:
+    return shlex.join(["driftgen", *sys.argv[1:]])

@@ -1,0 +1,20 @@
+"""What every section of a configuration obeys, and the numbers that stand in them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["Count", "Natural", "Positive", "Section", "Share"]
+
+Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class Section(BaseModel):
+    """Unknown keys are refused; values do not change once a run has begun."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

@@ -1,0 +1,35 @@
+"""Images for the tests that open them: random pixels, and what was opened is closed."""
+
+import numpy as np
+import torch
+
+from driftgen.data.images import open_images
+from driftgen.training.config import Data
+
+RNG = np.random.default_rng(0)
+EVERYTHING = {"flip": True, "crop": "random-resized", "rotate": 20, "zoom": 0.2, "shift": 2}
+
+
+def noise(*shape):
+    return RNG.integers(0, 256, shape, dtype=np.uint8)
+
+
+def every(data, seed=0):
+    return data.load(torch.arange(len(data.labels)), seed)
+
+
+def to_bytes(images):
+    return ((images + 1) * 127.5).round().to(torch.uint8)
+
+
+def opening():
+    """Opens images, and closes them at the end: for a fixture, opened = pytest.fixture(opening)."""
+    some = []
+
+    def call(path=None, **options):
+        some.append(open_images(Data(path=None if path is None else str(path), **options)))
+        return some[-1]
+
+    yield call
+    for data in some:
+        data.close()
