@@ -204,9 +204,11 @@ def never_trained(encoder: nn.Module) -> bool:
     step of training leaves alone.
     """
     layers = [m for m in encoder.modules() if "Norm" in type(m).__name__]
-    starts = [(m.weight, 1.0) for m in layers if isinstance(getattr(m, "weight", None), Tensor)]
+    starts: list[tuple[Any, float]] = [
+        (m.weight, 1.0) for m in layers if isinstance(getattr(m, "weight", None), Tensor)
+    ]
     starts += [(m.bias, 0.0) for m in layers if isinstance(getattr(m, "bias", None), Tensor)]
-    return bool(starts) and all(bool(value.eq(start).all()) for value, start in starts)
+    return bool(starts) and all(bool((value == start).all()) for value, start in starts)
 
 
 def _finite(value: Any) -> TypeGuard[float | list[float]]:
