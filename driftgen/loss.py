@@ -16,8 +16,9 @@ from driftgen.errors import InputError, NotFiniteError, unknown_name
 from driftgen.field import check_factor, check_temperature, check_weight
 from driftgen.kernels import Kernel, get_kernel, laplace
 from driftgen.normalization import Normalization, both, get_normalization
-from driftgen.passes import PAPER_GUARDS, RELEASE_GUARDS, Drift, Passes, Settings, Statistics
+from driftgen.passes import Passes
 from driftgen.problems import Samples, as_features, buckets_by_width
+from driftgen.settings import PAPER_GUARDS, RELEASE_GUARDS, Gradient, Settings, Statistics
 
 __all__ = ["DriftingLoss", "LossOutput", "Statistics"]
 
@@ -183,11 +184,12 @@ class DriftingLoss(nn.Module):
             if scale.device.type == "cpu" and not scale.isfinite().all():
                 raise _not_finite(gen, pos, neg, shared=self.settings.process_group is not None)
             drift = passes.measure_drift()
-            loss, per_group, drifts = passes.combine(keep=wants_gradient)
+            loss, (per_group, gradient, saved) = passes.combine(keep=wants_gradient)
+            per_group = per_group.float()
         if wants_gradient:
             tensors = [tensor for bucket in passes.buckets for tensor in bucket.generated]
             attach = cast(Callable[..., tuple[Tensor, Tensor]], _Attach.apply)
-            loss, per_group = attach(drifts, passes.all_groups, loss, per_group, *tensors)
+            loss, per_group = attach(gradient, saved, passes.all_groups, loss, per_group, *tensors)
         if isinstance(generated, Tensor):
             return LossOutput(loss, per_group, drift[0], scale[0])
         return LossOutput(
@@ -205,17 +207,23 @@ class _Attach(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, drifts: list[Drift], all_groups: Tensor, loss: Tensor, per_group: Tensor, *generated: Tensor
+        ctx: Any,
+        gradient: Gradient,
+        saved: Sequence[Tensor],
+        all_groups: Tensor,
+        loss: Tensor,
+        per_group: Tensor,
+        *generated: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        ctx.drifts, ctx.all_groups = drifts, all_groups
+        ctx.gradient, ctx.all_groups = gradient, all_groups
+        ctx.save_for_backward(*saved)
         return loss.clone(), per_group.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, loss: Tensor, per_group: Tensor) -> tuple[Tensor | None, ...]:
         upstream = loss + per_group * ctx.all_groups.to(per_group.dtype)
-        gradients = [g for drift in ctx.drifts for g in drift.gradients(upstream)]
-        return (None, None, None, None, *gradients)
+        return (None, None, None, None, None, *ctx.gradient.read(upstream, ctx.saved_tensors))
 
 
 def _join_weights(groups: int, device: torch.device, *parts: tuple[str, Tensor | None, int]) -> Tensor | None:

@@ -120,7 +120,8 @@ def _softmax_y(logits: Tensor, log_weight: Tensor | None) -> Tensor:
         return logits.softmax(dim=-1)
     log_sum = torch.logsumexp(logits + log_weight, dim=-1, keepdim=True)
     # Where nothing has weight there is nothing to normalise by, and nothing to pull.
-    return torch.where(log_sum > NOTHING, (logits - log_sum).exp_(), 0.0)
+    # Only what has no weight can lie so far above the sum: it must stay finite to be worth nothing.
+    return torch.where(log_sum > NOTHING, (logits - log_sum).clamp_(max=80).exp_(), 0.0)
 
 
 def _log_sum(logits: Tensor, dim: int, log_weight: Tensor | None = None) -> Tensor:

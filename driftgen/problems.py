@@ -46,6 +46,25 @@ class Bucket:
     negatives: list[Tensor] | None
 
     @property
+    def device(self) -> torch.device:
+        return self.generated[0].device
+
+    @property
+    def exact(self) -> torch.dtype:
+        """Sums over a whole batch keep their digits in float64, where the device has it."""
+        return torch.float32 if self.device.type == "mps" else torch.float64
+
+    @property
+    def sets(self) -> list[list[Tensor]]:
+        """y = generated, negatives (if any), positives."""
+        return [self.generated, *([self.negatives] if self.negatives is not None else []), self.positives]
+
+    @property
+    def samples_in_all(self) -> int:
+        """T, how many y there are."""
+        return sum(tensors[0].shape[1] for tensors in self.sets)
+
+    @property
     def groups(self) -> int:
         return self.generated[0].shape[0]
 
@@ -78,8 +97,7 @@ class Bucket:
 
     def samples(self, chunk: Chunk) -> Tensor:
         """y = [generated, negatives, positives] of the chunk, ``[g, v, T, D]``, at least float32."""
-        sets = [self.generated, *([self.negatives] if self.negatives is not None else []), self.positives]
-        y = torch.cat([_take(s, chunk).transpose(1, 2) for s in sets], dim=2)
+        y = torch.cat([_take(s, chunk).transpose(1, 2) for s in self.sets], dim=2)
         return y.to(torch.promote_types(y.dtype, torch.float32))
 
 

@@ -8,6 +8,10 @@ from hypothesis import settings
 
 from driftgen.cli import main
 
+# Without a GPU its kernels run statement by statement; Triton reads this when they are defined.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # Explore freely at the desk; in CI the same examples every time.
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):

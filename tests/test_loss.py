@@ -289,3 +289,14 @@ def test_wrong_samples(change, message):
         dg.DriftingLoss()(generated, positives, **arguments)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_samples_without_weight_may_be_the_nearest_of_all():
+    """As unconditional negatives without guidance: they are worth nothing, however near they are."""
+    x, positives = torch.randn(2, 6, 10), torch.randn(2, 5, 10)
+    loss = dg.DriftingLoss(convention="paper", normalization="y", temperatures=(0.003,))
+    alone = loss(x, positives)
+    out = loss(x, positives, x[:, :3] + 1e-3, negative_weight=torch.zeros(2))
+    assert out.loss.isfinite()
+    torch.testing.assert_close(out.scale, alone.scale)
+    torch.testing.assert_close(out.drift, alone.drift)

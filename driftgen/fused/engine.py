@@ -1,0 +1,297 @@
+"""Which calls the GPU kernels cover, and how a call becomes three launches for each width."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from driftgen.kernels import gaussian, inverse_multiquadric, laplace
+from driftgen.normalization import both, over_y
+from driftgen.problems import Bucket
+from driftgen.settings import Finished, Settings
+
+__all__ = ["FusedEngine", "covers"]
+
+DEVICES = {"cuda"}
+LEAST_CAPABILITY = (8, 0)  # the first with tensor cores for bfloat16
+KERNELS = (laplace, gaussian, inverse_multiquadric)  # in the order of their numbers
+MOST_TEMPERATURES = 4
+# The distances and coefficients of a problem stay in registers and shared memory.
+MOST_GENERATED, MOST_OTHERS, MOST_PAIRS = 64, 128, 64 * 224
+NARROW = 32  # up to this width differences cost less than tensor cores, which want 16 numbers at a time
+FEW = 8  # up to so many generated samples rounding does not average out
+
+
+def covers(settings: Settings, buckets: list[Bucket]) -> bool:
+    """Whether the kernels do this call: on an NVIDIA GPU, one 16- or 32-bit type for all samples of a width,
+    normalised features, any kernel of the library, both-axis or y normalisation, up to four temperatures, up
+    to 64 generated samples in a group and 128 + 32 others. Weights, conventions, factors,
+    widths and the number of groups are free.
+    """
+    first = buckets[0].generated[0]
+    if first.device.type not in DEVICES or not _can_run(first.device):
+        return False
+    sizes = [_block(tensors[0].shape[1]) for tensors in buckets[0].sets]
+    return (
+        settings.normalize_features
+        and settings.kernel in KERNELS
+        and settings.normalization in (both, over_y)
+        and len(settings.temperatures) <= MOST_TEMPERATURES
+        and sizes[0] <= MOST_GENERATED
+        and max(sizes) <= MOST_OTHERS
+        and sizes[0] * sum(sizes) <= MOST_PAIRS
+        and all(_within_32_bits(bucket) for bucket in buckets)
+        and all(_one_type(bucket) for bucket in buckets)
+    )
+
+
+@functools.cache
+def _can_run(device: torch.device) -> bool:
+    if find_spec("triton") is None:
+        return False
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
+
+
+def _within_32_bits(bucket: Bucket) -> bool:
+    """Whether 32-bit numbers can count within one group of each feature."""
+    return all(tensor[0].numel() < 2**31 for tensors in bucket.sets for tensor in tensors)
+
+
+def _one_type(bucket: Bucket) -> bool:
+    found = {tensor.dtype for tensors in bucket.sets for tensor in tensors}
+    return len(found) == 1 and found <= {torch.float32, torch.bfloat16, torch.float16}
+
+
+def _block(samples: int) -> int:
+    """Rows of the tile that holds so many samples."""
+    return max(16, 1 << (samples - 1).bit_length())
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Of a bucket, all but the tensors."""
+
+    features: tuple[int, ...]  # positions in the call
+    vectors: tuple[int, ...]  # of each feature
+    width: int
+    groups: int
+    samples: tuple[int, int, int]  # generated, negatives, positives
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, bucket: Bucket) -> _Shape:
+        negatives = 0 if bucket.negatives is None else bucket.negatives[0].shape[1]
+        samples = bucket.generated[0].shape[1], negatives, bucket.positives[0].shape[1]
+        dtype = bucket.generated[0].dtype
+        return cls(tuple(bucket.features), tuple(bucket.vectors), bucket.width, bucket.groups, samples, dtype)
+
+    @property
+    def problems(self) -> int:
+        return self.groups * sum(self.vectors)
+
+    def owner(self, device: torch.device) -> Tensor:
+        """The number within the bucket of the feature that each vector belongs to."""
+        numbers = torch.arange(len(self.vectors))
+        return numbers.repeat_interleave(torch.tensor(self.vectors)).to(device, non_blocking=True)
+
+    def table(self, sets: Sequence[Sequence[Tensor]], device: torch.device) -> Tensor:
+        """For each feature: where its generated samples, negatives, positives and gradients lie, counted in
+        numbers from the very first sample, how many vectors it has and the number of the first.
+        """
+        origin, size = sets[0][0].data_ptr(), self.dtype.itemsize
+        rows, first = [], 0
+        for i, vectors in enumerate(self.vectors):
+            away = [(tensors[i].data_ptr() - origin) // size if tensors else 0 for tensors in sets]
+            rows.append([*away, vectors, first])
+            first += vectors
+        return torch.tensor(rows).to(device, non_blocking=True)
+
+    @property
+    def direct(self) -> bool:
+        """Whether distances come from differences, not from products on tensor cores."""
+        return self.dtype == torch.float32 or self.width <= NARROW or self.samples[0] <= FEW
+
+    def options(self) -> dict[str, Any]:
+        """How the kernels are built for it."""
+        import triton.language as tl
+
+        types = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+        bn, bm, bp = (_block(max(n, 1)) for n in self.samples)
+        pairs = bn * (bn + bm + bp)
+        return {
+            "WORK": tl.float32 if self.direct else types[self.dtype],
+            "DIRECT": self.direct,
+            "BN": bn,
+            "BM": bm,
+            "BP": bp,
+            "BK": min(64, _block(self.width)),
+            "num_warps": 4 if pairs <= 64 * 80 else 8 if pairs <= 64 * 160 else 16,
+        }
+
+
+class _Launcher:
+    """What all launches of a call share."""
+
+    def __init__(self, settings: Settings, shapes: list[_Shape], weight: Tensor | None, at: Tensor) -> None:
+        self.settings, self.shapes, self.device = settings, shapes, at.device
+        self.weighted, self.weight = weight is not None, at if weight is None else weight.contiguous()
+        self.temperatures = torch.tensor(settings.temperatures).to(self.device, non_blocking=True)
+
+    def launch(
+        self, kernel: Any, shape: _Shape, origin: Tensor, table: Tensor, *arguments: Tensor, full: bool = True
+    ) -> None:
+        s, owner = self.settings, shape.owner(self.device)
+        constants: dict[str, Any] = {"WEIGHTED": self.weighted, **shape.options()}
+        numbers = [sum(shape.vectors), *shape.samples, shape.width, s.guards.least_distance]
+        if full:
+            masked = math.isinf(s.guards.self_distance)
+            numbers += [0.0 if masked else s.guards.self_distance, s.guards.least_affinity]
+            numbers += [float(s.attraction), float(s.repulsion)]
+            constants |= {
+                "R": len(s.temperatures),
+                "KERNEL": KERNELS.index(s.kernel),
+                "BOTH": s.normalization is both,
+                "MASKED": masked,
+                "WEIGH_KERNEL": s.weigh_kernel and self.weighted,
+            }
+        with _on(self.device):
+            kernel[(shape.problems,)](origin, table, owner, self.weight, *arguments, *numbers, **constants)
+
+
+class FusedEngine:
+    """The passes as launches of ``driftgen.fused.kernels``, one for each width and pass.
+
+    Beyond inputs and gradients it holds D + R² + 1 numbers for each problem. The gradient is computed when it
+    is asked for.
+    """
+
+    def __init__(self, settings: Settings, buckets: list[Bucket], weight: Tensor | None) -> None:
+        self.sets = [[[_ready(t) for t in tensors] for tensors in _three(bucket)] for bucket in buckets]
+        self.exact, device = buckets[0].exact, buckets[0].device
+        self.features = sum(len(bucket.features) for bucket in buckets)
+        shapes = [_Shape.of(bucket) for bucket in buckets]
+        self.launcher = _Launcher(settings, shapes, weight, torch.empty(1, device=device))
+        self.tables = [
+            shape.table([*sets, []], device) for shape, sets in zip(shapes, self.sets, strict=True)
+        ]
+        self.centres = [
+            torch.empty(0 if s.direct else s.problems, s.width, dtype=s.dtype, device=device) for s in shapes
+        ]
+
+    def sum_distances(self) -> Tensor:
+        from driftgen.fused.kernels import scale_kernel
+
+        found = []
+        for shape, *place in self._places():
+            sums = torch.empty(shape.problems, device=place[0].device)
+            self.launcher.launch(scale_kernel, shape, *place, sums, full=False)
+            found.append(sums.view(shape.groups, -1, 1).sum(0, dtype=self.exact))
+        return self._by_feature(found)[:, 0]
+
+    def sum_products(self, kernel_unit: Tensor, unit: Tensor) -> Tensor:
+        from driftgen.fused.kernels import products_kernel
+
+        self.kernel_unit, self.unit, self.products = kernel_unit.float(), unit, []
+        r = len(self.launcher.settings.temperatures)
+        for shape, *place in self._places():
+            products = torch.empty(shape.problems, r, r, device=unit.device)
+            units = self.kernel_unit[list(shape.features)]
+            self.launcher.launch(products_kernel, shape, *place, units, self.launcher.temperatures, products)
+            products = products.triu() + products.triu(1).mT
+            self.products.append(products.view(shape.groups, -1, r * r))
+        sums = self._by_feature([p.sum(0, dtype=self.exact) for p in self.products])
+        return sums.view(-1, r, r) / unit.square()[:, None, None]
+
+    def finish(
+        self, inverse_norm: Tensor, share: Tensor, factor: Tensor, size: Tensor, *, keep: bool
+    ) -> Finished:
+        norms = (inverse_norm[:, :, None] * inverse_norm[:, None, :]).flatten(1)
+        norms *= (share / self.unit.square())[:, None]
+        per_group = torch.zeros(self.products[0].shape[0], dtype=self.exact, device=share.device)
+        for shape, products in zip(self.launcher.shapes, self.products, strict=True):
+            of_vector = norms[list(shape.features)][shape.owner(share.device)]
+            per_group += torch.einsum("gvr,vr->g", products.to(self.exact), of_vector)
+        if not keep:
+            return Finished(per_group)
+        saved = [*self.centres, *(tensor for sets in self.sets for tensors in sets for tensor in tensors)]
+        numbers = self.kernel_unit, inverse_norm.float(), (factor / self.unit).float()
+        return Finished(per_group, _FusedGradient(self.launcher, *numbers), saved)
+
+    def _places(self) -> Iterator[tuple[_Shape, Tensor, Tensor, Tensor]]:
+        for shape, sets, table, centres in zip(
+            self.launcher.shapes, self.sets, self.tables, self.centres, strict=True
+        ):
+            yield shape, sets[0][0], table, centres
+
+    def _by_feature(self, found: list[Tensor]) -> Tensor:
+        """``[vectors, n]`` of each bucket, summed over the vectors of each feature: ``[features, n]``.
+
+        A product, as ``index_add`` on a GPU adds in any order.
+        """
+        out = found[0].new_zeros(self.features, found[0].shape[1])
+        for shape, values in zip(self.launcher.shapes, found, strict=True):
+            owner = shape.owner(values.device)
+            member = owner == torch.arange(len(shape.features), device=values.device)[:, None]
+            out[list(shape.features)] = member.to(values.dtype) @ values
+        return out
+
+
+@dataclass
+class _FusedGradient:
+    """The last pass, when the gradient is asked for: nothing of it has to be kept until then."""
+
+    launcher: _Launcher
+    kernel_unit: Tensor
+    inverse_norm: Tensor
+    factor: Tensor
+
+    def read(self, upstream: Tensor, saved: Sequence[Tensor]) -> list[Tensor]:
+        from driftgen.fused.kernels import gradient_kernel
+
+        shapes, gradients = self.launcher.shapes, []
+        rest = list(saved[len(shapes) :])
+        for shape, centres in zip(shapes, saved, strict=False):
+            sets = []
+            for samples in shape.samples:
+                count = len(shape.features) if samples else 0
+                sets.append(rest[:count])
+                del rest[:count]
+            out = [torch.empty_like(tensor) for tensor in sets[0]]
+            table = shape.table([*sets, out], upstream.device)
+            chosen = list(shape.features)
+            self.launcher.launch(
+                gradient_kernel,
+                shape,
+                sets[0][0],
+                table,
+                centres,
+                self.kernel_unit[chosen],
+                self.launcher.temperatures,
+                self.inverse_norm[chosen].contiguous(),
+                self.factor[chosen],
+                upstream.float().contiguous(),
+            )
+            gradients += out
+        return gradients
+
+
+def _three(bucket: Bucket) -> list[list[Tensor]]:
+    return [bucket.generated, bucket.negatives or [], bucket.positives]
+
+
+def _ready(tensor: Tensor) -> Tensor:
+    """The samples side by side, from an address that wide loads can begin at."""
+    tensor = tensor.detach().contiguous()
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -1,0 +1,319 @@
+"""The GPU kernels against float64, on an NVIDIA GPU, or statement by statement on the CPU (Triton's own
+interpreter)."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import driftgen as dg
+from driftgen.fused import covers, engine
+from driftgen.problems import buckets_by_width
+from tests import twin
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LIFT = 2**10
+# Relative errors that are allowed.
+ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 2e-3, torch.float16: 1e-3}
+
+
+@pytest.fixture(autouse=True)
+def _kernels_everywhere(monkeypatch):
+    monkeypatch.setattr(engine, "DEVICES", {"cuda", "cpu"})
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _bfloat16_on_the_cpu():
+    """The interpreter multiplies the bits of bfloat16 as if they were whole numbers, and cuts them off
+    instead of rounding: both mended here.
+    """
+    if DEVICE == "cuda":
+        yield
+        return
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    builder, patch = interpreter.InterpreterBuilder, pytest.MonkeyPatch()
+    dot, truncate = builder.create_dot, builder.create_fp_trunc
+
+    def wide(handle):
+        bits = handle.data.astype(np.uint32) << 16
+        return interpreter.TensorHandle(bits.view(np.float32), tl.float32)
+
+    def create_dot(self, a, b, *rest):
+        return dot(self, *(wide(t) if t.dtype.scalar == tl.bfloat16 else t for t in (a, b)), *rest)
+
+    def create_fp_trunc(self, source, target):
+        if target.scalar != tl.bfloat16:
+            return truncate(self, source, target)
+        rounded = torch.from_numpy(source.data.astype(np.float32)).bfloat16().view(torch.uint16).numpy()
+        return interpreter.TensorHandle(rounded, tl.bfloat16)
+
+    patch.setattr(builder, "create_dot", create_dot)
+    patch.setattr(builder, "create_fp_trunc", create_fp_trunc)
+    yield
+    patch.undo()
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Counts the launches."""
+    found, real = [], engine._Launcher.launch
+
+    def launch(self, kernel, *arguments, **options):
+        found.append(kernel)
+        real(self, kernel, *arguments, **options)
+
+    monkeypatch.setattr(engine._Launcher, "launch", launch)
+    return found
+
+
+def samples(kind, sizes, width, groups=2, dtype=torch.float32, seed=0):
+    """Generated, negatives and positives ``[groups, n, width]`` that the type can hold."""
+    rng = np.random.default_rng(seed)
+    offset, centres = 30 * rng.normal(size=width), rng.normal(size=(3, width))
+    out = []
+    for number, n in enumerate(sizes):
+        x = rng.normal(size=(groups, n, width)) + 0.3 * number
+        if kind == "offset":
+            x += offset
+        if kind == "clustered":
+            x = centres[rng.integers(0, 3, (groups, n))] + 1e-2 * x
+        if kind == "duplicate":
+            x[:, 1::2] = x[:, : n // 2]
+            if number:
+                x[:, :4] = out[0][:, :1]
+        if kind == "outlier":
+            x[0, -1] *= 1e4
+        out.append(x)
+    return [torch.tensor(x).to(dtype) for x in out]
+
+
+def run(loss, gen, pos, neg=None, **weights):
+    gen = gen.to(DEVICE).clone().requires_grad_()
+    out = loss(gen, pos.to(DEVICE), None if neg is None else neg.to(DEVICE), **weights)
+    # Lifted, as mixed precision does: float16 ends at 6e-8.
+    (gradient,) = torch.autograd.grad(LIFT * out.loss, gen)
+    return out, gradient.double() / LIFT
+
+
+def error(found, exact):
+    found, exact = (np.asarray(torch.as_tensor(t).detach().double().cpu()) for t in (found, exact))
+    assert found.shape == exact.shape
+    return np.linalg.norm(found - exact) / np.linalg.norm(exact)
+
+
+def compare(gen, pos, neg, exact, weights=None, **options):
+    """The kernels against the twin; both see the numbers that the type can hold."""
+    dtype, groups = gen.dtype, gen.shape[0]
+    sizes = [gen.shape[1], 0 if neg is None else neg.shape[1], pos.shape[1]]
+    wg, wn, wp = weights or [np.ones((groups, n)) for n in sizes]
+    loss = dg.DriftingLoss(**options)
+    named = {}
+    if weights:
+        named = {
+            "generated_weight": wg,
+            "positive_weight": wp,
+            **({} if neg is None else {"negative_weight": wn}),
+        }
+        named = {k: torch.tensor(w, dtype=torch.float32) for k, w in named.items()}
+    out, gradient = run(loss, gen, pos, neg, **named)
+    empty = torch.zeros(groups, 0, gen.shape[2])
+    per_group, scale, drift, wanted = exact(
+        gen.double(), pos.double(), (empty if neg is None else neg).double(), loss.temperatures, wg, wn, wp
+    )
+    assert error(out.scale, scale) < ALLOWED[dtype]
+    assert error(out.drift, drift) < ALLOWED[dtype]
+    assert error(out.per_group, per_group) < ALLOWED[dtype]
+    # Of a few numbers, writing them in 16 bits alone may cost more.
+    rounded = (torch.tensor(wanted) * LIFT / groups).to(dtype).double() / LIFT
+    assert error(gradient * groups, wanted) < max(ALLOWED[dtype], 1.2 * error(rounded * groups, wanted))
+    return out, gradient
+
+
+KINDS = ["random", "offset", "clustered", "duplicate", "outlier"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_release(kind, dtype, launches):
+    gen, neg, pos = samples(kind, (12, 5, 9), 48, dtype=dtype)
+    compare(gen, pos, neg, twin.release_loss)
+    assert len(launches) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [1, 7, 32, 33, 65, 130])
+def test_widths(width, dtype, launches):
+    gen, neg, pos = samples("random", (10, 3, 5), width, groups=1, dtype=dtype)
+    compare(gen, pos, neg, twin.release_loss)
+    assert len(launches) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 0, 1), (1, 7, 30), (17, 0, 16), (33, 1, 65)], ids=str)
+def test_sizes(sizes, dtype, launches):
+    gen, neg, pos = samples("random", sizes, 34, dtype=dtype)
+    compare(gen, pos, neg if sizes[1] else None, twin.release_loss)
+    assert len(launches) == 3
+
+
+@pytest.mark.parametrize("kernel", ["laplace", "gaussian", "inverse_multiquadric"])
+@pytest.mark.parametrize("normalization", ["both", "y"])
+def test_paper(kernel, normalization, launches):
+    gen, neg, pos = samples("random", (8, 4, 7), 10)
+    rng = np.random.default_rng(1)
+    weights = [rng.uniform(0.2, 2, (2, n)) for n in (8, 4, 7)]
+    compare(
+        gen, pos, neg,
+        lambda *a: twin.paper_loss(*a, kernel=kernel, normalization=normalization),
+        weights, convention="paper", kernel=kernel, normalization=normalization, temperatures=(0.1, 0.3),
+    )  # fmt: skip
+    assert len(launches) == 3
+
+
+@pytest.mark.parametrize("convention", ["release", "paper"])
+def test_weights_may_be_zero(convention, launches):
+    """As those of the unconditional negatives are without guidance; here they are the nearest, too."""
+    gen, _, pos = samples("random", (6, 0, 5), 10)
+    neg = gen[:, :3] + 1e-3
+    weights = [np.ones((2, 6)), np.zeros((2, 3)), np.ones((2, 5))]
+    exact = {"release": twin.release_loss, "paper": twin.paper_loss}[convention]
+    compare(gen, pos, neg, exact, weights, convention=convention)
+    assert len(launches) == 3
+
+
+@pytest.mark.parametrize(
+    "temperatures", [(0.05,), (0.02, 0.05), (0.02, 0.05, 0.2), (0.01, 0.02, 0.05, 1.0)], ids=str
+)
+def test_temperatures(temperatures, launches):
+    gen, neg, pos = samples("random", (6, 3, 5), 10)
+    compare(gen, pos, neg, twin.release_loss, temperatures=temperatures)
+    assert len(launches) == 3
+
+
+def features(seed, n, dtype, requires=False):
+    rng = torch.Generator().manual_seed(seed)
+    shapes = {"a": (2, 9), "b": (1, 9), "c": (1, 3), "d": (1, 34)}
+    out = {k: torch.randn(2, n, *s, generator=rng).to(dtype) + 0.1 * seed for k, s in shapes.items()}
+    return {k: v.to(DEVICE).requires_grad_(requires) for k, v in out.items()}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"convention": "paper"}, {"attraction": 1.5}, {"normalize_drift": False}], ids=str
+)
+def test_many_features_as_pytorch_has_them(options, launches, monkeypatch):
+    pos, neg = features(1, 5, torch.float32), features(2, 3, torch.float32)
+    weight = torch.tensor([0.0, 2.5])
+    found = []
+    for devices in ({"cuda", "cpu"}, set()):
+        monkeypatch.setattr(engine, "DEVICES", devices)
+        gen = features(0, 7, torch.float32, requires=True)
+        out = dg.DriftingLoss(**options)(gen, pos, neg, negative_weight=weight)
+        (out.loss + 0.3 * out.per_group[1]).backward()
+        found.append((out, gen))
+        assert len(launches) == 9  # three widths, three passes; none in PyTorch
+    (out, gen), (other, exact) = found
+    assert error(out.loss, other.loss) < 1e-5
+    assert error(out.per_group, other.per_group) < 1e-5
+    for name in exact:
+        assert error(out.scale[name], other.scale[name]) < 1e-5
+        assert error(out.drift[name], other.drift[name]) < 1e-5
+        assert error(gen[name].grad, exact[name].grad) < 1e-4
+
+
+def test_given_statistics(monkeypatch):
+    pos = features(1, 5, torch.float32)
+    loss, found = dg.DriftingLoss(), []
+    for devices in ({"cuda", "cpu"}, set()):
+        monkeypatch.setattr(engine, "DEVICES", devices)
+        gen = features(0, 7, torch.float32, requires=True)
+        scale, drift = torch.full((4,), 3.0, device=DEVICE), torch.full((4, 3), 0.2, device=DEVICE)
+        out = loss(gen, pos, statistics=dg.loss.Statistics(scale, drift, 8))
+        out.loss.backward()
+        found.append((out.loss, gen["a"].grad))
+    assert error(found[0][0], found[1][0]) < 1e-5
+    assert error(found[0][1], found[1][1]) < 1e-4
+
+
+def test_two_runs_are_the_same_to_the_bit_and_nothing_is_left_unwritten(monkeypatch):
+    """All memory that a call gets is poisoned first."""
+    for name in ("empty", "empty_like"):
+        real = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *a, real=real, **k: real(*a, **k).fill_(math.nan))
+    pos, neg = features(1, 5, torch.bfloat16), features(2, 3, torch.bfloat16)
+    runs = []
+    for _ in range(2):
+        gen = features(0, 9, torch.bfloat16, requires=True)
+        out = dg.DriftingLoss()(gen, pos, neg)
+        out.loss.backward()
+        runs.append(
+            [out.loss.detach(), out.per_group.detach(), *out.drift.values(), *(g.grad for g in gen.values())]
+        )
+    for first, second in zip(*runs, strict=True):
+        assert first.isfinite().all()
+        assert torch.equal(first, second)
+
+
+def test_gradients_may_be_asked_for_twice():
+    gen, neg, pos = (t.to(DEVICE) for t in samples("random", (6, 3, 5), 10))
+    gen.requires_grad_()
+    out = dg.DriftingLoss()(gen, pos, neg)
+    (first,) = torch.autograd.grad(out.loss, gen, retain_graph=True)
+    (second,) = torch.autograd.grad(4 * out.loss, gen)
+    assert first.dtype == gen.dtype
+    assert torch.equal(4 * first, second)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(out.loss, gen)
+
+
+def test_samples_that_lie_elsewhere_in_memory():
+    gen, neg, pos = (t.to(DEVICE) for t in samples("random", (6, 3, 5), 10))
+    expected, gradient = run(dg.DriftingLoss(), gen, pos, neg)
+    strided = torch.cat([pos, pos], dim=2)[:, :, :10]
+    odd = torch.cat([neg.flatten()[:1], neg.flatten()])[1:].view(neg.shape)
+    found, other = run(dg.DriftingLoss(), gen.transpose(1, 2).contiguous().transpose(1, 2), strided, odd)
+    assert torch.equal(found.loss, expected.loss)
+    assert torch.equal(gradient, other)
+
+
+@pytest.mark.parametrize(
+    ("change", "covered"),
+    [
+        ({}, True),
+        ({"kernel": "gaussian"}, True),
+        ({"normalization": "y"}, True),
+        ({"convention": "paper"}, True),
+        ({"normalize_drift": False}, True),
+        ({"attraction": 1.5, "repulsion": 0.0}, True),
+        ({"normalization": "none"}, False),
+        ({"normalization": "sinkhorn"}, False),
+        ({"normalize_features": False}, False),
+        ({"kernel": lambda d, t: -d / t}, False),
+        ({"temperatures": (1.0,) * 5}, False),
+        ({"sizes": (64, 32, 128)}, True),
+        ({"sizes": (65, 16, 16)}, False),
+        ({"sizes": (64, 33, 128)}, False),
+        ({"sizes": (8, 4, 129)}, False),
+        ({"types": (torch.bfloat16,) * 3}, True),
+        ({"types": (torch.float16,) * 3}, True),
+        ({"types": (torch.float64,) * 3}, False),
+        ({"types": (torch.bfloat16, torch.float32, torch.float32)}, False),
+    ],
+    ids=str,
+)
+def test_what_is_covered(change, covered):
+    change = dict(change)
+    sizes, types = change.pop("sizes", (4, 4, 4)), change.pop("types", (torch.float32,) * 3)
+    gen, neg, pos = (
+        {"": torch.zeros(1, n, 1, 8, dtype=t, device=DEVICE)} for n, t in zip(sizes, types, strict=True)
+    )
+    assert covers(dg.DriftingLoss(**change).settings, buckets_by_width(gen, pos, neg)) is covered
+
+
+def test_a_cpu_is_not_covered(monkeypatch):
+    monkeypatch.undo()
+    here = {"": torch.zeros(1, 2, 1, 8)}
+    assert not covers(dg.DriftingLoss().settings, buckets_by_width(here, here, None))
