@@ -211,6 +211,8 @@ class Loop:
         if self.processes.first:
             path = self.folder / "samples" / f"step-{self.step:07d}.png"
             self.task.picture(model.to(self.processes.device), path)
+            if self.trackers is not None:
+                self.trackers.picture(path, self.step)
 
     def _update(self) -> tuple[float | None, float]:
         """One step: its loss and gradient norm; None for a step that was skipped."""

@@ -5,11 +5,16 @@ written.
 from __future__ import annotations
 
 import importlib
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from PIL import Image
+
 from driftgen.errors import InputError
+from driftgen.files import written_whole
 from driftgen.training.config import PretrainConfig, TrainConfig
 
 __all__ = ["Trackers", "scalars"]
@@ -27,8 +32,14 @@ class Trackers:
         if config.output.wandb is not None:
             library = _load("wandb", "output.wandb")
             values = config.model_dump(mode="json")
+            self.image = library.Image
             self.wandb = library.init(
-                project=config.output.wandb, name=folder.name, dir=str(folder), config=values, resume="allow"
+                project=config.output.wandb,
+                name=folder.name,
+                id=_identity(folder),
+                dir=str(folder),
+                config=values,
+                resume="allow",
             )
 
     def update(self, row: Mapping[str, Any]) -> None:
@@ -40,12 +51,31 @@ class Trackers:
         if self.wandb is not None:
             self.wandb.log(dict(scalars(row)), step=step)
 
+    def picture(self, path: Path, step: int) -> None:
+        """The samples of a step, if any were drawn."""
+        if not path.is_file():
+            return
+        if self.board is not None:
+            with Image.open(path) as image:
+                self.board.add_image("samples", np.asarray(image.convert("RGB")), step, dataformats="HWC")
+        if self.wandb is not None:
+            self.wandb.log({"samples": self.image(str(path))}, step=step)
+
     def close(self) -> None:
         """Writes what is still held back."""
         if self.board is not None:
             self.board.close()
         if self.wandb is not None:
             self.wandb.finish()
+
+
+def _identity(folder: Path) -> str:
+    """Of the run, kept in its folder, so that one that is resumed goes on with the same curves."""
+    path = folder / "wandb-id"
+    if not path.is_file():
+        with written_whole(path) as scratch:
+            scratch.write_text(uuid.uuid4().hex[:8], encoding="utf-8")
+    return path.read_text(encoding="utf-8").strip()
 
 
 def scalars(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
