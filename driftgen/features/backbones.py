@@ -196,6 +196,10 @@ class Backbone(nn.Module):
         """
         return self._encode(x, every_k_block)[0]
 
+    def compile_parts(self) -> None:
+        """Compiles the network, but not what is made of its maps."""
+        self.model.compile()
+
     def features(
         self,
         x: Tensor,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from driftgen.errors import InputError
 
-__all__ = ["at_least_float32", "feature_pyramid"]
+__all__ = ["at_least_float32", "feature_pyramid", "patch_statistics"]
 
 LEAST_VARIANCE = 1e-6  # keeps the gradient of a standard deviation finite where a map is constant
 
@@ -20,6 +20,7 @@ def feature_pyramid(
     vectors: bool = True,
     mean_std: bool = True,
     patch_sizes: Sequence[int] = (2, 4),
+    statistics: Callable[..., list[tuple[Tensor, Tensor]]] | None = None,
 ) -> dict[str, Tensor]:
     """The vectors of each feature map (appendix "Multi-scale Features for Drifting Loss", (a) to (d)).
 
@@ -38,7 +39,9 @@ def feature_pyramid(
         vectors: whether to give the vectors per location.
         mean_std: whether to give the mean and standard deviation over the whole map.
         patch_sizes: side lengths of the patches whose means and standard deviations are given.
+        statistics: :func:`patch_statistics`, or that function compiled.
     """
+    statistics = statistics or patch_statistics
     for size in patch_sizes:
         if size < 1:
             raise InputError(f"patch_sizes={tuple(patch_sizes)} holds {size}: every size must be at least 1")
@@ -50,28 +53,33 @@ def feature_pyramid(
             shape = list(feature_map.shape)
             raise InputError(f"maps[{name!r}] has shape {shape}, expected [B, C, H, W] of at least one pixel")
         height, width = feature_map.shape[-2:]
-        wide = at_least_float32(feature_map)  # once, so that a backward pass keeps one copy
         if vectors:
             features[name] = feature_map.flatten(2).mT
-        if mean_std:
-            mean, std = _patch_statistics(wide, height, width)
-            features[f"{name}_mean"], features[f"{name}_std"] = mean.to(feature_map.dtype), std
         fitting = [p for p in patch_sizes if height % p == 0 and width % p == 0]
-        patches = {p: _patch_statistics(wide, p, p) for p in fitting}
+        suffixes = ([("", (height, width))] if mean_std else []) + [(f"_{p}", (p, p)) for p in fitting]
+        found = zip(suffixes, statistics(feature_map, [size for _, size in suffixes]), strict=True)
+        pairs = {suffix: pair for (suffix, _), pair in found}
+        if mean_std:
+            features[f"{name}_mean"], features[f"{name}_std"] = pairs.pop("")
         # The release's order: all means, then all standard deviations.
-        features |= {f"{name}_mean_{p}": mean.to(feature_map.dtype) for p, (mean, _) in patches.items()}
-        features |= {f"{name}_std_{p}": std for p, (_, std) in patches.items()}
+        features |= {f"{name}_mean{suffix}": mean for suffix, (mean, _) in pairs.items()}
+        features |= {f"{name}_std{suffix}": std for suffix, (_, std) in pairs.items()}
     return features
+
+
+def patch_statistics(feature_map: Tensor, sizes: Sequence[tuple[int, int]]) -> list[tuple[Tensor, Tensor]]:
+    """Mean and standard deviation over the patches of each size, both ``[B, V, C]``."""
+    wide = at_least_float32(feature_map)  # once, so that a backward pass keeps one copy
+    b, c, h, w = feature_map.shape
+    found = []
+    for height, width in sizes:
+        patches = wide.reshape(b, c, h // height, height, w // width, width)
+        variance, mean = torch.var_mean(patches, (3, 5), correction=0)
+        std = (variance + LEAST_VARIANCE).sqrt()
+        found.append((mean.flatten(2).mT.to(feature_map.dtype), std.flatten(2).mT))
+    return found
 
 
 def at_least_float32(x: Tensor) -> Tensor:
     """x in float32 where it has fewer digits; statistics over many numbers need them."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _patch_statistics(feature_map: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation over each patch, both ``[B, V, C]``."""
-    b, c, h, w = feature_map.shape
-    patches = feature_map.reshape(b, c, h // height, height, w // width, width)
-    variance, mean = torch.var_mean(patches, (3, 5), correction=0)
-    return mean.flatten(2).mT, (variance + LEAST_VARIANCE).sqrt().flatten(2).mT

@@ -4,7 +4,7 @@ MAE")."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from driftgen.compiling import compile_blocks
 from driftgen.errors import InputError, unknown_name
-from driftgen.features.pyramid import at_least_float32, feature_pyramid
+from driftgen.features.pyramid import at_least_float32, feature_pyramid, patch_statistics
 
 __all__ = ["MAEOutput", "ResNetMAE"]
 
@@ -81,6 +82,7 @@ class ResNetMAE(nn.Module):
         num_classes: int | None = None,
     ) -> None:
         super().__init__()
+        self._statistics: Callable[..., list[tuple[Tensor, Tensor]]] = patch_statistics
         sizes = {
             "in_channels": in_channels,
             "base_channels": base_channels,
@@ -213,7 +215,20 @@ class ResNetMAE(nn.Module):
         if norm_x:
             features["norm_x"] = ((patches * patches).mean((2, 3)) + 1e-6).sqrt()[:, None]
         maps = self.encoder(patches, every_k_block)
-        return features | feature_pyramid(maps, vectors=vectors, mean_std=mean_std, patch_sizes=patch_sizes)
+        return features | feature_pyramid(
+            maps,
+            vectors=vectors,
+            mean_std=mean_std,
+            patch_sizes=patch_sizes,
+            statistics=self._statistics,
+        )
+
+    def compile_parts(self) -> None:
+        """Compiles what it repeats, each kind and shape once: a tenth of the time that the whole would
+        take.
+        """
+        compile_blocks(self, _Block, _Norm, _ConvNormReLU)
+        self._statistics = torch.compile(patch_statistics)
 
     def sample_mask(
         self, n: int, generator: torch.Generator | None = None, *, size: tuple[int, int] = (32, 32)

@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor, nn
 
+from driftgen.compiling import compile_parts
 from driftgen.errors import InputError
 
 __all__ = ["DecodeFirst", "Encoder", "FeatureStack"]
@@ -93,6 +94,17 @@ class FeatureStack(Frozen):
         self.encoders = nn.ModuleList(e for _, e, _ in self.parts if isinstance(e, nn.Module))
         self.vanilla = vanilla
         self.freeze()
+
+    @property
+    def networks(self) -> list[nn.Module]:
+        """The encoders that are modules, out of what decodes for them."""
+        inner = [e.encoder if isinstance(e, DecodeFirst) else e for e in self.encoders]
+        return [e for e in inner if isinstance(e, nn.Module)]
+
+    def compile_parts(self) -> None:
+        """Compiles every encoder, piece by piece."""
+        for encoder in self.networks:
+            compile_parts(encoder)
 
     def features(self, x: Tensor) -> dict[str, Tensor]:
         """φ_j(x) for every j, ``[B, V_j, D_j]`` each."""

@@ -106,13 +106,15 @@ class _Shape:
 
     def table(self, sets: Sequence[Sequence[Tensor]], device: torch.device) -> Tensor:
         """For each feature: where its generated samples, negatives, positives and gradients lie, counted in
-        numbers from the very first sample, how many vectors it has and the number of the first.
+        numbers from the very first sample, how many vectors it has and the number of the first, and how many
+        vectors a group of each set is apart from the next.
         """
         origin, size = sets[0][0].data_ptr(), self.dtype.itemsize
         rows, first = [], 0
         for i, vectors in enumerate(self.vectors):
             away = [(tensors[i].data_ptr() - origin) // size if tensors else 0 for tensors in sets]
-            rows.append([*away, vectors, first])
+            apart = [tensors[i].stride(0) // self.width if tensors else 0 for tensors in sets[:3]]
+            rows.append([*away, vectors, first, *apart])
             first += vectors
         return torch.tensor(rows).to(device, non_blocking=True)
 
@@ -266,7 +268,7 @@ class _FusedGradient:
                 count = len(shape.features) if samples else 0
                 sets.append(rest[:count])
                 del rest[:count]
-            out = [torch.empty_like(tensor) for tensor in sets[0]]
+            out = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in sets[0]]
             table = shape.table([*sets, out], upstream.device)
             chosen = list(shape.features)
             self.launcher.launch(
@@ -290,8 +292,16 @@ def _three(bucket: Bucket) -> list[list[Tensor]]:
 
 
 def _ready(tensor: Tensor) -> Tensor:
-    """The samples side by side, from an address that wide loads can begin at."""
-    tensor = tensor.detach().contiguous()
+    """The samples of each group side by side, from an address that wide loads can begin at.
+
+    Groups may lie apart, as those of positives and negatives that were encoded together do.
+    """
+    tensor = tensor.detach()
+    vectors, width = tensor.shape[2:]
+    wanted = zip(tensor.shape[1:], tensor.stride()[1:], (vectors * width, width, 1), strict=True)
+    dense = all(size == 1 or stride == want for size, stride, want in wanted)
+    if not dense or tensor.stride(0) % width:
+        tensor = tensor.contiguous()
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 

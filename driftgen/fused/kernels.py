@@ -28,7 +28,8 @@ POSITIVES = tl.constexpr(2)
 GRADIENT = tl.constexpr(3)
 VECTORS = tl.constexpr(4)
 FIRST = tl.constexpr(5)
-FIELDS = tl.constexpr(6)
+APART = tl.constexpr(6)  # vectors from group to group of the generated samples, negatives and positives
+FIELDS = tl.constexpr(9)
 LAPLACE = tl.constexpr(0)
 GAUSSIAN = tl.constexpr(1)
 INVERSE_MULTIQUADRIC = tl.constexpr(2)
@@ -42,6 +43,13 @@ def _address(origin, table, feature, column: tl.constexpr):
     """Where the samples of a feature begin: so many numbers after ``origin``, a multiple of 16 bytes."""
     away = tl.load(table + feature * FIELDS + column)
     return origin + tl.multiple_of(away, 128 // origin.dtype.element_ty.primitive_bitwidth)
+
+
+@triton.jit
+def _samples(origin, table, feature, column: tl.constexpr, group, vector, width):
+    """The first number of a problem in one of the sets."""
+    apart = tl.load(table + feature * FIELDS + APART + column)
+    return _address(origin, table, feature, column) + (group * apart + vector) * width
 
 
 @triton.jit
@@ -263,10 +271,10 @@ def _problem(origin, table, feature_of_vector, V, N, M, P, width):
     feature = tl.load(feature_of_vector + vector)
     vectors = tl.load(table + feature * FIELDS + VECTORS)
     own = vector - tl.load(table + feature * FIELDS + FIRST)
+    gen = _samples(origin, table, feature, GENERATED, group, own, width)
+    neg = _samples(origin, table, feature, NEGATIVES, group, own, width)
+    pos = _samples(origin, table, feature, POSITIVES, group, own, width)
     start = (group * N * vectors + own) * width
-    gen = _address(origin, table, feature, GENERATED) + start
-    neg = _address(origin, table, feature, NEGATIVES) + (group * M * vectors + own) * width
-    pos = _address(origin, table, feature, POSITIVES) + (group * P * vectors + own) * width
     return pid, group, feature, gen, neg, pos, vectors.to(tl.int32) * width, start
 
 

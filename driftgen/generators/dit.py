@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from driftgen.compiling import compile_blocks
 from driftgen.errors import InputError, unknown_name
 from driftgen.generators.conditioning import Conditioning, ImageGenerator, RMSNorm, float32_linear
 from driftgen.generators.noise import check_noise
@@ -134,6 +135,10 @@ class DiT(ImageGenerator):
             nn.init.zeros_(block.modulation.weight)  # type: ignore[union-attr, arg-type]
         nn.init.zeros_(self.final.modulation.weight)
         nn.init.zeros_(self.final.output.weight)
+
+    def compile_parts(self) -> None:
+        """Compiles the block that it repeats, and the last layer."""
+        compile_blocks(self, Block, Final)
 
     def generate(self, gaussian: Tensor, condition: Tensor) -> Tensor:
         """Samples from Gaussian noise and a condition vector."""

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from driftgen.compiling import compile_blocks
 from driftgen.errors import InputError, unknown_name
 from driftgen.generators.conditioning import Conditioning, ImageGenerator, RMSNorm, float32_linear
 from driftgen.generators.noise import check_noise
@@ -150,6 +151,10 @@ class UNet2D(ImageGenerator):
                 nn.init.zeros_(module.output.weight)
             elif isinstance(module, AdaptiveNorm):
                 nn.init.zeros_(module.modulation.weight)
+
+    def compile_parts(self) -> None:
+        """Compiles its blocks, each shape once."""
+        compile_blocks(self, Block, AdaptiveNorm)
 
     def generate(self, gaussian: Tensor, condition: Tensor) -> Tensor:
         """Samples from Gaussian noise and a condition vector."""

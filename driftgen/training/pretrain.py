@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from driftgen.compiling import compile_parts, to_channels_last
 from driftgen.files import make_folder, written_whole
 from driftgen.pipeline import RUN_MODEL
 from driftgen.pixels import contact_sheet, to_pil, to_uint8
@@ -56,7 +57,9 @@ class Pretraining:
             self.mae.to(processes.device)  # else the loop moves it, share by share
         self.model: nn.Module = self.mae
         if config.compile:
-            self.model = torch.compile(self.mae)  # type: ignore[assignment]
+            compile_parts(self.mae)
+            if mesh is None:
+                to_channels_last(self.mae)
         if processes.group is not None and mesh is None:
             # The classifier has no gradient before fine-tuning begins.
             self.model = DistributedDataParallel(

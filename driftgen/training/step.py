@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -90,7 +90,6 @@ class DriftStep:
     ) -> None:
         self.generator, self.phi, self.loss = generator, phi, loss
         self.generated, self.micro, self.mode, self.autocast = generated, micro, mode, autocast
-        self.encode: Callable[[Tensor], Features] = phi.features
         self.previous: Statistics | None = None
         group = loss.settings.process_group
         # DDP and FSDP average gradients over processes, the loss means their sum.
@@ -210,13 +209,21 @@ class DriftStep:
             samples = generator(
                 drawn.noise, drawn.labels.repeat_interleave(n), drawn.alpha.repeat_interleave(n)
             )
-            return _grouped(self.encode(samples), len(drawn.labels))
+            return _grouped(self._encode(samples), len(drawn.labels))
+
+    def _encode(self, samples: Tensor) -> Features:
+        """φ of samples, all in the number type of the networks: half of the memory, and the one type that the
+        loss is fast in.
+        """
+        if self.autocast is None:
+            return self.phi.features(samples)
+        return {k: v.to(self.autocast) for k, v in self.phi.features(samples).items()}
 
     @torch.no_grad()
     def _real_features(self, drawn: Drawn) -> tuple[Features, Features]:
         real = torch.cat([drawn.positives, drawn.unconditional], dim=1)
         with self._precision(real.device):
-            features = _grouped(self.encode(real.flatten(0, 1)), len(real))
+            features = _grouped(self._encode(real.flatten(0, 1)), len(real))
         p = drawn.positives.shape[1]
         negatives = {k: v[:, p:] for k, v in features.items()} if drawn.unconditional.shape[1] else {}
         return {k: v[:, :p] for k, v in features.items()}, negatives

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from driftgen.compiling import compile_parts, to_channels_last
 from driftgen.data.grouped import StepSizes, open_source
 from driftgen.errors import InputError
 from driftgen.files import make_folder, written_whole
@@ -57,7 +58,11 @@ class Training:
         phi = build_features(config, self.source.shape, self.tokenizer, device, mesh)
         self.model: nn.Module = self.generator
         if config.compile:
-            self.model = torch.compile(self.generator)  # type: ignore[assignment]
+            compile_parts(self.generator)
+            compile_parts(phi)
+            if mesh is None:
+                to_channels_last(self.generator)
+                to_channels_last(phi)
         if processes.group is not None and mesh is None:
             self.model = DistributedDataParallel(self.model)
         self.part = processes.share(config.batch.classes, "batch.classes")
@@ -71,8 +76,6 @@ class Training:
             mode=config.batch.mode,
             autocast=torch.bfloat16 if config.precision == "bfloat16" else None,
         )
-        if config.compile:
-            self.step.encode = torch.compile(phi.features)
         self.found: tuple[Drawn, StepOutput] | None = None
 
     def samples_per_step(self) -> int:
@@ -185,10 +188,8 @@ def train(
     """
     check_run(folder, config, override=override)
     task = Training(config, processes)
-    encoders = zip(config.encoders, task.step.phi.encoders, strict=True)
-    untrained = [
-        entry.path for entry, encoder in encoders if never_trained(getattr(encoder, "encoder", encoder))
-    ]
+    encoders = zip(config.encoders, task.step.phi.networks, strict=True)
+    untrained = [entry.path for entry, encoder in encoders if never_trained(encoder)]
     health = Health(config.loss.temperatures, untrained)
     for note in getattr(task.source, "notes", []):
         view.say(note)

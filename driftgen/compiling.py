@@ -1,0 +1,40 @@
+"""Networks compiled piece by piece: what a network repeats is compiled once, not once for each repetition."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+__all__ = ["compile_blocks", "compile_parts", "to_channels_last"]
+
+# Compiled forms of one piece of code, by shape and type: more than this, and PyTorch would silently stop
+# compiling.
+MOST_FORMS = 64
+
+
+def compile_blocks(network: nn.Module, *kinds: type[nn.Module]) -> None:
+    """Compiles every module of these kinds in place, the outermost ones; names and weights stay.
+
+    ``copy.deepcopy`` (such as that of averaged weights) gives plain modules.
+    """
+    for child in network.children():
+        if isinstance(child, kinds):
+            child.compile()
+        else:
+            compile_blocks(child, *kinds)
+
+
+def compile_parts(network: nn.Module) -> None:
+    """Compiles a network in place: by its own ``compile_parts`` if it has one, else as a whole."""
+    limit = torch._dynamo.config
+    limit.recompile_limit = max(limit.recompile_limit, MOST_FORMS)
+    own = getattr(network, "compile_parts", None)
+    if callable(own):
+        own()
+    else:
+        network.compile()
+
+
+def to_channels_last(network: nn.Module) -> None:
+    """Lays weights out as compiled convolutions on a GPU are fastest with; the numbers stay."""
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
