@@ -29,6 +29,11 @@ MOST_TEMPERATURES = 4
 # The distances and coefficients of a problem stay in registers and shared memory.
 MOST_GENERATED, MOST_OTHERS, MOST_PAIRS = 64, 128, 64 * 224
 NARROW = 32  # up to this width differences cost less than tensor cores, which want 16 numbers at a time
+BUILD = {
+    "BK": 64,
+    "num_warps": 8,
+    "num_stages": 2,
+}  # numbers of a sample at a time; see benchmarks/kernels.py
 FEW = 8  # up to so many generated samples rounding does not average out
 
 
@@ -129,15 +134,15 @@ class _Shape:
 
         types = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
         bn, bm, bp = (_block(max(n, 1)) for n in self.samples)
-        pairs = bn * (bn + bm + bp)
         return {
             "WORK": tl.float32 if self.direct else types[self.dtype],
             "DIRECT": self.direct,
             "BN": bn,
             "BM": bm,
             "BP": bp,
-            "BK": min(64, _block(self.width)),
-            "num_warps": 4 if pairs <= 64 * 80 else 8 if pairs <= 64 * 160 else 16,
+            "BK": min(BUILD["BK"], _block(self.width)),
+            "num_warps": BUILD["num_warps"] if bn * (bn + bm + bp) <= 64 * 160 else 2 * BUILD["num_warps"],
+            "num_stages": BUILD["num_stages"],
         }
 
 
@@ -173,7 +178,7 @@ class _Launcher:
 class FusedEngine:
     """The passes as launches of ``driftgen.fused.kernels``, one for each width and pass.
 
-    Beyond inputs and gradients it holds D + R² + 1 numbers for each problem. The gradient is computed when it
+    Beyond inputs and gradients it holds R² + 1 numbers for each problem. The gradient is computed when it
     is asked for.
     """
 
@@ -185,9 +190,6 @@ class FusedEngine:
         self.launcher = _Launcher(settings, shapes, weight, torch.empty(1, device=device))
         self.tables = [
             shape.table([*sets, []], device) for shape, sets in zip(shapes, self.sets, strict=True)
-        ]
-        self.centres = [
-            torch.empty(0 if s.direct else s.problems, s.width, dtype=s.dtype, device=device) for s in shapes
         ]
 
     def sum_distances(self) -> Tensor:
@@ -225,15 +227,13 @@ class FusedEngine:
             per_group += torch.einsum("gvr,vr->g", products.to(self.exact), of_vector)
         if not keep:
             return Finished(per_group)
-        saved = [*self.centres, *(tensor for sets in self.sets for tensors in sets for tensor in tensors)]
+        saved = [tensor for sets in self.sets for tensors in sets for tensor in tensors]
         numbers = self.kernel_unit, inverse_norm.float(), (factor / self.unit).float()
         return Finished(per_group, _FusedGradient(self.launcher, *numbers), saved)
 
-    def _places(self) -> Iterator[tuple[_Shape, Tensor, Tensor, Tensor]]:
-        for shape, sets, table, centres in zip(
-            self.launcher.shapes, self.sets, self.tables, self.centres, strict=True
-        ):
-            yield shape, sets[0][0], table, centres
+    def _places(self) -> Iterator[tuple[_Shape, Tensor, Tensor]]:
+        for shape, sets, table in zip(self.launcher.shapes, self.sets, self.tables, strict=True):
+            yield shape, sets[0][0], table
 
     def _by_feature(self, found: list[Tensor]) -> Tensor:
         """``[vectors, n]`` of each bucket, summed over the vectors of each feature: ``[features, n]``.
@@ -260,9 +260,8 @@ class _FusedGradient:
     def read(self, upstream: Tensor, saved: Sequence[Tensor]) -> list[Tensor]:
         from driftgen.fused.kernels import gradient_kernel
 
-        shapes, gradients = self.launcher.shapes, []
-        rest = list(saved[len(shapes) :])
-        for shape, centres in zip(shapes, saved, strict=False):
+        rest, gradients = list(saved), []
+        for shape in self.launcher.shapes:
             sets = []
             for samples in shape.samples:
                 count = len(shape.features) if samples else 0
@@ -276,7 +275,6 @@ class _FusedGradient:
                 shape,
                 sets[0][0],
                 table,
-                centres,
                 self.kernel_unit[chosen],
                 self.launcher.temperatures,
                 self.inverse_norm[chosen].contiguous(),

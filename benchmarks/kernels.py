@@ -1,0 +1,75 @@
+"""How the kernels of the loss are best built: time of each pass by warps, width of a tile and pipeline depth.
+
+    python -m benchmarks.kernels [--groups 16384] [--width 256] [--json FILE]
+
+On a GPU, bfloat16, groups of 64 generated, 64 positives and 16 negatives. The fastest of all is what
+``driftgen.fused.engine.BUILD`` should say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import driftgen as dg
+from driftgen.fused import engine
+
+
+def passes(groups: int, width: int, repeats: int) -> dict[str, float]:
+    """Milliseconds of each kernel in one call and its gradient."""
+    times: dict[str, list[float]] = {}
+    real = engine._Launcher.launch
+
+    def launch(self: Any, kernel: Any, *arguments: Any, **options: Any) -> None:
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        real(self, kernel, *arguments, **options)
+        stop.record()
+        stop.synchronize()
+        times.setdefault(kernel.__name__, []).append(start.elapsed_time(stop))
+
+    sets = [torch.randn(groups, n, width, device="cuda", dtype=torch.bfloat16) for n in (64, 64, 16)]
+    sets[0].requires_grad_()
+    engine._Launcher.launch = launch  # type: ignore[method-assign]
+    try:
+        for _ in range(repeats + 2):
+            torch.autograd.grad(dg.DriftingLoss()(*sets).loss, sets[0])
+    finally:
+        engine._Launcher.launch = real  # type: ignore[method-assign]
+    return {name: sorted(found[2:])[repeats // 2] for name, found in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--groups", type=int, default=16384)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--warps", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--tile", type=int, nargs="+", default=[32, 64, 128])
+    parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    engine.DEVICES = {"cuda"}
+    rows = []
+    for warps, tile, stages in itertools.product(args.warps, args.tile, args.stages):
+        engine.BUILD = {"BK": tile, "num_warps": warps, "num_stages": stages}
+        row: dict[str, Any] = dict(engine.BUILD)
+        try:
+            row |= passes(args.groups, args.width, args.repeats)
+        except Exception as error:  # such as too much shared memory: the sweep goes on
+            row["error"] = str(error)[:80]
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    if args.json:
+        args.json.write_text(json.dumps({"gpu": torch.cuda.get_device_name(), "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
