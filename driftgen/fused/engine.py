@@ -29,19 +29,16 @@ MOST_TEMPERATURES = 4
 # The distances and coefficients of a problem stay in registers and shared memory.
 MOST_GENERATED, MOST_OTHERS, MOST_PAIRS = 64, 128, 64 * 224
 NARROW = 32  # up to this width differences cost less than tensor cores, which want 16 numbers at a time
-BUILD = {
-    "BK": 64,
-    "num_warps": 8,
-    "num_stages": 2,
-}  # numbers of a sample at a time; see benchmarks/kernels.py
+# Numbers of a sample in a tile, warps, and tiles under way; found by benchmarks/kernels.py.
+BUILD = {"BK": 64, "num_warps": 8, "num_stages": 2}
 FEW = 8  # up to so many generated samples rounding does not average out
 
 
 def covers(settings: Settings, buckets: list[Bucket]) -> bool:
-    """Whether the kernels do this call: one 16- or 32-bit type for all samples of a width,
-    normalised features, any kernel of the library, both-axis or y normalisation, up to four temperatures, up
-    to 64 generated samples in a group and 128 + 32 others. Weights, conventions, factors,
-    widths and the number of groups are free.
+    """Whether the kernels do this call: one 16- or 32-bit type for all samples of a width, normalised
+    features, any kernel of the library, both-axis or y normalisation, up to four temperatures, up to 64
+    generated samples in a group and 128 + 32 others. Weights, conventions, factors, widths and the number of
+    groups are free.
     """
     first = buckets[0].generated[0]
     if first.device.type not in DEVICES or not _can_run(first.device):
@@ -104,11 +101,6 @@ class _Shape:
     def problems(self) -> int:
         return self.groups * sum(self.vectors)
 
-    def owner(self, device: torch.device) -> Tensor:
-        """The number within the bucket of the feature that each vector belongs to."""
-        numbers = torch.arange(len(self.vectors))
-        return numbers.repeat_interleave(torch.tensor(self.vectors)).to(device, non_blocking=True)
-
     def table(self, sets: Sequence[Sequence[Tensor]], device: torch.device) -> Tensor:
         """For each feature: where its generated samples, negatives, positives and gradients lie, counted in
         numbers from the very first sample, how many vectors it has and the number of the first, and how many
@@ -146,18 +138,45 @@ class _Shape:
         }
 
 
+@dataclass(frozen=True)
+class _Numbers:
+    """Of a bucket, on its device: the feature that each vector belongs to, counted within the bucket
+    (``owner``) and within the call (``feature``); the positions in the call of its features; and a 1 for each
+    feature and vector of it.
+    """
+
+    owner: Tensor
+    feature: Tensor
+    positions: Tensor
+    member: Tensor
+
+
+@functools.lru_cache(maxsize=64)
+def _numbers(shape: _Shape, exact: torch.dtype, device: torch.device) -> _Numbers:
+    """Kept from call to call: on a GPU, making them takes longer than a small loss."""
+    positions, each = torch.tensor(shape.features), torch.tensor(shape.vectors)
+    owner = torch.arange(len(each)).repeat_interleave(each)
+    member = owner == torch.arange(len(each))[:, None]
+    found = (t.to(device) for t in (owner, positions[owner], positions, member.to(exact)))
+    return _Numbers(*found)
+
+
 class _Launcher:
     """What all launches of a call share."""
 
-    def __init__(self, settings: Settings, shapes: list[_Shape], weight: Tensor | None, at: Tensor) -> None:
-        self.settings, self.shapes, self.device = settings, shapes, at.device
-        self.weighted, self.weight = weight is not None, at if weight is None else weight.contiguous()
-        self.temperatures = torch.tensor(settings.temperatures).to(self.device, non_blocking=True)
+    def __init__(self, settings: Settings, shapes: list[_Shape], weight: Tensor | None, like: Bucket) -> None:
+        self.settings, self.shapes, self.device, self.exact = settings, shapes, like.device, like.exact
+        self.temperatures = _temperatures(settings.temperatures, self.device)
+        self.weighted = weight is not None
+        self.weight = self.temperatures if weight is None else weight.contiguous()
+
+    def numbers(self, shape: _Shape) -> _Numbers:
+        return _numbers(shape, self.exact, self.device)
 
     def launch(
         self, kernel: Any, shape: _Shape, origin: Tensor, table: Tensor, *arguments: Tensor, full: bool = True
     ) -> None:
-        s, owner = self.settings, shape.owner(self.device)
+        s, owner = self.settings, self.numbers(shape).owner
         constants: dict[str, Any] = {"WEIGHTED": self.weighted, **shape.options()}
         numbers = [sum(shape.vectors), *shape.samples, shape.width, s.guards.least_distance]
         if full:
@@ -187,7 +206,7 @@ class FusedEngine:
         self.exact, device = buckets[0].exact, buckets[0].device
         self.features = sum(len(bucket.features) for bucket in buckets)
         shapes = [_Shape.of(bucket) for bucket in buckets]
-        self.launcher = _Launcher(settings, shapes, weight, torch.empty(1, device=device))
+        self.launcher = _Launcher(settings, shapes, weight, buckets[0])
         self.tables = [
             shape.table([*sets, []], device) for shape, sets in zip(shapes, self.sets, strict=True)
         ]
@@ -209,7 +228,7 @@ class FusedEngine:
         r = len(self.launcher.settings.temperatures)
         for shape, *place in self._places():
             products = torch.empty(shape.problems, r, r, device=unit.device)
-            units = self.kernel_unit[list(shape.features)]
+            units = self.kernel_unit[self.launcher.numbers(shape).positions]
             self.launcher.launch(products_kernel, shape, *place, units, self.launcher.temperatures, products)
             products = products.triu() + products.triu(1).mT
             self.products.append(products.view(shape.groups, -1, r * r))
@@ -223,7 +242,7 @@ class FusedEngine:
         norms *= (share / self.unit.square())[:, None]
         per_group = torch.zeros(self.products[0].shape[0], dtype=self.exact, device=share.device)
         for shape, products in zip(self.launcher.shapes, self.products, strict=True):
-            of_vector = norms[list(shape.features)][shape.owner(share.device)]
+            of_vector = norms[self.launcher.numbers(shape).feature]
             per_group += torch.einsum("gvr,vr->g", products.to(self.exact), of_vector)
         if not keep:
             return Finished(per_group)
@@ -242,9 +261,8 @@ class FusedEngine:
         """
         out = found[0].new_zeros(self.features, found[0].shape[1])
         for shape, values in zip(self.launcher.shapes, found, strict=True):
-            owner = shape.owner(values.device)
-            member = owner == torch.arange(len(shape.features), device=values.device)[:, None]
-            out[list(shape.features)] = member.to(values.dtype) @ values
+            numbers = self.launcher.numbers(shape)
+            out[numbers.positions] = numbers.member @ values
         return out
 
 
@@ -269,7 +287,7 @@ class _FusedGradient:
                 del rest[:count]
             out = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in sets[0]]
             table = shape.table([*sets, out], upstream.device)
-            chosen = list(shape.features)
+            chosen = self.launcher.numbers(shape).positions
             self.launcher.launch(
                 gradient_kernel,
                 shape,
@@ -283,6 +301,11 @@ class _FusedGradient:
             )
             gradients += out
         return gradients
+
+
+@functools.lru_cache(maxsize=64)
+def _temperatures(temperatures: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(temperatures).to(device)
 
 
 def _three(bucket: Bucket) -> list[list[Tensor]]:

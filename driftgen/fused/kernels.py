@@ -314,7 +314,7 @@ def _problem(origin, table, feature_of_vector, V, N, M, P, width):
     return pid, group, feature, gen, neg, pos, vectors.to(tl.int32) * width, start
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["V"])
 def scale_kernel(
     origin, table, feature_of_vector, weight, sums, V, N, M, P, width, least_distance,
     WORK: tl.constexpr, WEIGHTED: tl.constexpr, DIRECT: tl.constexpr,
@@ -355,7 +355,7 @@ def _row_total(cx, cu, cp):
     return total + tl.sum(cp.to(tl.float32), axis=1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["V"])
 def products_kernel(
     origin, table, feature_of_vector, weight, units, temperatures, products,
     V, N, M, P, width, least_distance, self_distance, floor, attraction, repulsion,
@@ -409,7 +409,7 @@ def products_kernel(
             tl.store(products + (pid * R + r) * R + s, tl.sum(sums[r * R - r * (r + 1) // 2 + s], axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["V"])
 def gradient_kernel(
     origin, table, feature_of_vector, weight, units, temperatures, inverse_norms, factors, upstream,
     V, N, M, P, width, least_distance, self_distance, floor, attraction, repulsion,
