@@ -8,8 +8,12 @@ import pytest
 import torch
 
 import driftgen as dg
+from driftgen.compiling import to_channels_last
+from driftgen.features import FeatureStack, ResNetMAE
 from driftgen.fused import covers, engine
+from driftgen.generators.image_mlp import ImageMLP
 from driftgen.problems import buckets_by_width
+from driftgen.training.step import Drawn, DriftStep
 from tests import twin
 
 pytest.importorskip("triton")
@@ -283,6 +287,37 @@ def test_samples_that_lie_elsewhere_in_memory():
     found, other = run(dg.DriftingLoss(), gen, *parts)
     assert torch.equal(found.loss, expected.loss)
     assert torch.equal(gradient, other)
+
+
+def test_a_step_in_mixed_precision_is_covered(launches, monkeypatch):
+    """All features have the one type that the kernels take, and those that are large are not copied."""
+    torch.manual_seed(0)
+    mae = ResNetMAE(in_channels=1, base_channels=32, blocks=(1,), decoder=False)
+    phi = FeatureStack([(mae, {"patch_sizes": (), "every_k_block": 0})]).to(DEVICE)
+    to_channels_last(phi)
+    network = ImageMLP(input_size=2, in_channels=1, num_classes=3, hidden_size=16, depth=1).to(DEVICE)
+    step = DriftStep(network, phi, dg.DriftingLoss(0.05), generated=10, autocast=torch.bfloat16)
+    real, copied = engine._ready, []
+
+    def ready(tensor):
+        found = real(tensor)
+        if found.data_ptr() != tensor.data_ptr():
+            copied.append(list(tensor.shape))
+        return found
+
+    monkeypatch.setattr(engine, "_ready", ready)
+    drawn = Drawn(
+        torch.tensor([1], device=DEVICE),
+        torch.tensor([1.5], device=DEVICE),
+        network.sample_noise(10),
+        torch.randn(1, 4, 1, 2, 2, device=DEVICE),
+        torch.randn(1, 2, 1, 2, 2, device=DEVICE),
+    )
+    out = step(drawn)
+    assert out.loss.isfinite()
+    assert {kernel.__name__ for kernel in launches} == {"scale_kernel", "products_kernel", "gradient_kernel"}
+    assert not [shape for shape in copied if shape[2] > 1]
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
 
 
 @pytest.mark.parametrize(
