@@ -121,3 +121,17 @@ def test_training_figures_come_from_results():
     assert f"{found['generator']['steps_per_second']:.2f} steps a second" in text
     assert f"{found['generator']['memory_gib']:.1f} GiB for the generator" in text
     assert f"{found['encoder']['steps_per_second']:.1f} steps of 512 images" in text
+
+
+def test_the_estimate_for_many_cards_comes_from_what_one_was_measured_at():
+    from benchmarks.cluster import PARAMETERS, efficiency, exchange_seconds, loss_bytes, table
+
+    text = (ROOT / "docs" / "scaling.md").read_text()
+    assert table() in text
+    assert f"{loss_bytes():,} bytes" in text
+    assert f"{4 * PARAMETERS / 1e6:.0f} MB" in text
+    # One card exchanges nothing; two exchange the gradient once.
+    assert exchange_seconds(1, 1e9) == (0, 0)
+    assert exchange_seconds(2, 1e9)[0] == pytest.approx(4 * PARAMETERS / 1e9, rel=1e-3)
+    worst, best = efficiency(1.0, 64, 50e9)
+    assert worst < best < 1
