@@ -4,9 +4,9 @@ measurement.
     python -m benchmarks.cluster
 
 A step of the paper's ablation configuration, 8 classes on each card. Cards exchange the gradient of the
-generator once (a ring: each sends and receives 2 (n - 1) / n of it) and the statistics of the loss twice (8 bytes
-for each number). In the worst case nothing of it is hidden behind the arithmetic; in the best the gradient hides
-behind the backward pass of the generator, as DistributedDataParallel has it.
+generator once (a ring: each sends and receives 2 (n - 1) / n of it) and the statistics of the loss twice (8
+bytes for each number). In the worst case nothing of it is hidden behind the arithmetic; in the best the
+gradient hides behind the backward pass of the generator, as DistributedDataParallel has it.
 """
 
 from __future__ import annotations

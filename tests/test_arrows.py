@@ -23,7 +23,8 @@ KNOWS = {
     "pipeline": {"features", "generators", "interop"},
     "training": {"data", "evaluation", "features", "fused", "generators", "interop"},
     "report": {"data", "evaluation", "features", "generators", "interop", "training"},
-    "cli": {"data", "evaluation", "features", "generators", "interop", "report", "training"},
+    "bench": {"data", "evaluation", "features", "fused", "generators", "interop", "report", "training"},
+    "cli": {"bench", "data", "evaluation", "features", "generators", "interop", "report", "training"},
     "__init__": {"data", "features", "fused", "generators", "interop"},
     "__main__": {"cli"},
 }

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import driftgen as dg
-from benchmarks.memory import Meter
+from driftgen.bench.memory import Meter
 from tests import twin
 from tests.test_loss import deviation, results, samples
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
+
+__all__ = ["Meter", "count_bytes"]
 
 
 class Meter(TorchDispatchMode):
@@ -16,7 +19,7 @@ class Meter(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.launches = 0
         self.peak = self._alive = 0
         self._seen: set[int] = set()
@@ -43,3 +46,8 @@ class Meter(TorchDispatchMode):
     def _freed(self, key: int, size: int) -> None:
         self._seen.discard(key)
         self._alive -= size
+
+
+def count_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """What they take, views counted as if they were copies."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

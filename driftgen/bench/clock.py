@@ -1,0 +1,123 @@
+"""How long a piece of work takes and how much memory, on a GPU or on the CPU."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from driftgen.bench.memory import Meter
+from driftgen.errors import InputError
+from driftgen.training.processes import Processes
+
+__all__ = ["Timing", "find_device", "free", "timed"]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What :func:`timed` found.
+
+    Attributes:
+        seconds: median over the repeats of one call, waited for.
+        best: the least of them.
+        first_call_seconds: of the very first call, with all that is compiled or built then.
+        peak_bytes: most new memory at once, beyond what was held before the first call; None if not known.
+        queued_seconds: of one call on a GPU when calls follow each other without waiting, as in training;
+            on the CPU nothing waits in a queue and it is None.
+    """
+
+    seconds: float
+    best: float
+    first_call_seconds: float
+    peak_bytes: int | None
+    queued_seconds: float | None = None
+
+
+def timed(
+    step: Callable[[], Any],
+    device: torch.device,
+    repeats: int,
+    warmup: int = 1,
+    *,
+    meter: bool = True,
+    cold_peak: bool = False,
+) -> Timing:
+    """Calls ``step`` once cold, ``warmup`` times, and ``repeats`` times by the clock.
+
+    Memory on the CPU is counted in one more call, operator by operator, unless ``meter`` is false: compiled
+    code cannot be looked into. With ``cold_peak`` the first call's memory counts on a GPU, for what is
+    allocated only then.
+    """
+    if repeats < 1:
+        raise InputError(f"repeats={repeats} must be at least 1")
+    if device.type == "cuda":
+        return _on_gpu(step, repeats, warmup, cold_peak)
+    start = time.perf_counter()
+    step()
+    first = time.perf_counter() - start
+    for _ in range(warmup):
+        step()
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - start)
+    peak = None
+    if meter:
+        with Meter() as counted:
+            step()
+        peak = counted.peak
+    return Timing(statistics.median(seconds), min(seconds), first, peak)
+
+
+def _on_gpu(step: Callable[[], Any], repeats: int, warmup: int, cold_peak: bool) -> Timing:
+    torch.cuda.synchronize()
+    held = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    start = time.perf_counter()
+    step()
+    torch.cuda.synchronize()
+    first = time.perf_counter() - start
+    for _ in range(warmup):
+        step()
+    torch.cuda.synchronize()
+    if not cold_peak:
+        torch.cuda.reset_peak_memory_stats()
+    seconds = [_between_events(step, 1) for _ in range(repeats)]
+    queued = _between_events(step, repeats) / repeats
+    peak = torch.cuda.max_memory_allocated() - held
+    return Timing(statistics.median(seconds), min(seconds), first, peak, queued)
+
+
+def _between_events(step: Callable[[], Any], calls: int) -> float:
+    """Seconds from an idle GPU to the end of the last call, launches included."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(calls):
+        step()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1000
+
+
+def free(device: torch.device) -> None:
+    """Gives back what nobody holds any more, so that the next measurement starts with all the memory."""
+    import gc
+
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def find_device(name: str | None) -> torch.device:
+    """The device to measure on; the best there is if None."""
+    device = Processes.start(name).device
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"device={name}: benchmarks know cpu and cuda")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device

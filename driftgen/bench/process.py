@@ -1,0 +1,110 @@
+"""One of several processes that share a training step; started by ``driftgen bench scaling``.
+
+    python -m torch.distributed.run --nproc-per-node 2 -m driftgen.bench.process OUT REPEATS
+
+A small UNet, no encoder, float32, gloo. Counts what crosses between the processes in a step.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from driftgen.bench.clock import timed
+from driftgen.features.stack import FeatureStack
+from driftgen.generators.unet import UNet2D
+from driftgen.loss import DriftingLoss
+from driftgen.training.config import Optimizer
+from driftgen.training.optimizer import clip, make_optimizer
+from driftgen.training.processes import Processes
+from driftgen.training.step import Drawn, DriftStep
+
+__all__ = ["Collectives", "main"]
+
+CLASSES, SAMPLES, SIDE = 8, 16, 16
+# Below a MiB of weights, so that all gradients go into the first bucket of DistributedDataParallel.
+SMALL: dict[str, Any] = {
+    "input_size": SIDE,
+    "widths": (16, 32),
+    "blocks": (1, 1),
+    "attention_levels": (),
+    "condition_size": 64,
+    "style_codebooks": 4,
+}
+
+
+class Collectives(TorchDispatchMode):
+    """Names and bytes of the collectives in its block; ``loss`` tells those made within a loss call."""
+
+    def __init__(self, loss: torch.nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.inside = False
+        self.seen: list[tuple[bool, str, int]] = []
+        loss.register_forward_pre_hook(lambda *_: self._inside(True))
+        loss.register_forward_hook(lambda *_: self._inside(False))
+
+    def _inside(self, inside: bool) -> None:
+        self.inside = inside
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
+            self.seen.append((self.inside, func.name(), sum(t.numel() * t.element_size() for t in tensors)))
+        return func(*args, **(kwargs or {}))
+
+
+def main(out: Path, repeats: int) -> None:
+    """Times a step that all processes share, and writes what the first of them found."""
+    processes = Processes.start("cpu")
+    torch.manual_seed(0)
+    generator = UNet2D(num_classes=CLASSES, **SMALL)
+    phi = FeatureStack()
+    model = DistributedDataParallel(generator) if processes.group is not None else generator
+    loss = DriftingLoss(process_group=processes.group)
+    step = DriftStep(model, phi, loss, generated=SAMPLES)
+    optimizer = make_optimizer(generator.parameters(), Optimizer())
+    part = processes.share(CLASSES, "classes")
+    labels = torch.arange(CLASSES)[part]
+    drawn = Drawn(
+        labels,
+        torch.ones(len(labels)),
+        generator.sample_noise(len(labels) * SAMPLES),
+        torch.randn(len(labels), SAMPLES, *generator.sample_shape),
+        torch.randn(len(labels), 4, *generator.sample_shape),
+    )
+
+    def run() -> None:
+        optimizer.zero_grad()
+        step(drawn)
+        clip(generator.parameters(), 2.0)
+        optimizer.step()
+
+    found = timed(run, processes.device, repeats)
+    with Collectives(loss) as collectives:
+        run()
+    in_loss = [name for inside, name, _ in collectives.seen if inside]
+    if processes.first:
+        record = {
+            "processes": processes.world,
+            "seconds": found.seconds,
+            "first_call_seconds": found.first_call_seconds,
+            "peak_bytes": found.peak_bytes,
+            "loss_collectives": len(in_loss),
+            "gradient_collectives": len(collectives.seen) - len(in_loss),
+            "collective_bytes": sum(size for _, _, size in collectives.seen),
+            "collectives": [name for _, name, _ in collectives.seen],
+            "parameters": sum(p.numel() for p in generator.parameters()),
+        }
+        out.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    processes.leave()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,232 @@
+"""Measurements side by side: a table that fits 80 columns, and the same as a JSON record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import driftgen
+from driftgen.bench.cards import Card, Release
+from driftgen.bench.clock import Timing
+from driftgen.errors import InputError
+from driftgen.files import written_whole
+from driftgen.report.toy import provenance
+
+__all__ = ["Floor", "Row", "check_json", "least_time", "machine", "make_record", "show_rows", "write_json"]
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The least time there can be: all bytes moved once, all operations done, at the card's peaks.
+
+    The seconds are None where the peak is not known.
+    """
+
+    bytes: float
+    operations: float
+    seconds_by_bytes: float | None = None
+    seconds_by_operations: float | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """The larger of the two."""
+        known = [s for s in (self.seconds_by_bytes, self.seconds_by_operations) if s is not None]
+        return max(known, default=None)
+
+
+def least_time(card: Card | None, *, moved: float, operations: float, dtype: torch.dtype) -> Floor:
+    """The floor of work that moves so many bytes and does so many operations in numbers of this type."""
+    if card is None:
+        return Floor(moved, operations)
+    # The peak is that of 16-bit products; float32 has others, which nobody measured.
+    by_operations = operations / card.operations if dtype.itemsize == 2 else None
+    return Floor(moved, operations, moved / card.bytes, by_operations)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement and what it is compared with.
+
+    Attributes:
+        what: the case.
+        detail: how it was run.
+        timing: ours; None if it does not fit the memory.
+        references: other ways to the same result in the same run; None for one that does not fit.
+        release: the authors' code on such a card, if known.
+        floor: the least time there can be.
+        held_bytes: what was there before the first call and belongs to the work; counted in the peak.
+        least_bytes: inputs and outputs, where the peak is to be compared with them.
+        images: made by one call.
+        more: further figures for the record.
+    """
+
+    what: str
+    detail: str
+    timing: Timing | None
+    references: Mapping[str, Timing | None] = field(default_factory=dict)
+    release: Release | None = None
+    floor: Floor | None = None
+    held_bytes: int = 0
+    least_bytes: int | None = None
+    images: int | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_record(self) -> dict[str, Any]:
+        """All figures and ratios. Above 1, ``ratio`` means that ours is the faster; that of the floor is
+        ours over it.
+        """
+        ours = self.timing
+        record: dict[str, Any] = {"what": self.what, "detail": self.detail, "fits": ours is not None}
+        if ours is not None:
+            record |= self._figures(ours)
+            record["peak_ratio"] = _ratio(record["peak_bytes"], self.least_bytes)
+            if self.images:
+                record["images_per_second"] = self.images / (ours.queued_seconds or ours.seconds)
+        seconds, peak = record.get("seconds"), record.get("peak_bytes")
+        record["references"] = {
+            name: None if found is None else self._figures(found) | {"ratio": _ratio(found.seconds, seconds)}
+            for name, found in self.references.items()
+        }
+        record["release"] = self.release and {
+            "seconds": self.release.seconds,
+            "ratio": _ratio(self.release.seconds, seconds),
+            "peak_bytes": self.release.peak_bytes,
+            "peak_ratio": _ratio(self.release.peak_bytes, peak),
+        }
+        record["floor"] = self.floor and {
+            "bytes": self.floor.bytes,
+            "operations": self.floor.operations,
+            "seconds_by_bytes": self.floor.seconds_by_bytes,
+            "seconds_by_operations": self.floor.seconds_by_operations,
+            "seconds": self.floor.seconds,
+            "ratio": _ratio(seconds, self.floor.seconds),
+        }
+        return record | dict(self.more)
+
+    def _figures(self, timing: Timing) -> dict[str, Any]:
+        return {
+            "seconds": timing.seconds,
+            "best_seconds": timing.best,
+            "queued_seconds": timing.queued_seconds,
+            "first_call_seconds": timing.first_call_seconds,
+            "peak_bytes": None if timing.peak_bytes is None else timing.peak_bytes + self.held_bytes,
+        }
+
+
+def machine(device: torch.device) -> str:
+    """What the figures are of, in one line."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else provenance("")["hardware"]
+    return f"{name}, torch {torch.__version__}, driftgen {driftgen.__version__}"
+
+
+def make_record(
+    command: str, arguments: Mapping[str, Any], device: torch.device, rows: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The rows and where they come from."""
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    about = {"gpu": gpu, "cuda": torch.version.cuda, "arguments": dict(arguments)}
+    evaluator = "median of the repeats after a first call and a warm-up; peak memory with what was held"
+    return {**provenance(command), **about, "evaluator": evaluator, "rows": list(rows)}
+
+
+def show_rows(rows: Sequence[Row], title: str, console: Console | None = None) -> None:
+    """Each row on two lines: figures, and below them their ratios."""
+    found = [row.as_record() for row in rows]
+    names = list(dict.fromkeys(name for record in found for name in record["references"]))
+    release = any(record["release"] for record in found)
+    floor = any(record["floor"] and record["floor"]["seconds"] for record in found)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    columns = ["ours", *names, *["release"] * release, *["floor"] * floor, "peak", "cold"]
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    for record in found:
+        cells = [_ours(record), *(_reference(record, name) for name in names)]
+        if release:
+            cells.append(_pair(record["release"]))
+        if floor:
+            cells.append(_pair(record["floor"]))
+        cells.append(_cell(_memory(record.get("peak_bytes")), _times(record.get("peak_ratio"))))
+        cells.append(_cell(_duration(record.get("first_call_seconds"))))
+        table.add_row(_cell(escape(record["what"]), escape(record["detail"])), *cells)
+    console = console or Console()
+    console.print(f"[bold]{escape(title)}[/]", highlight=False)
+    console.print(table)
+    notes = ["Below: others over ours" if names or release else "Below"]
+    notes += ["ours over the floor"] if floor else []
+    notes += ["peak over inputs + outputs"] if any(row.least_bytes for row in rows) else []
+    notes += ["images a second"] if any(row.images for row in rows) else []
+    console.print(f"[dim]{', '.join(notes)}. Cold: the first call.[/]")
+
+
+def check_json(path: Path | None) -> None:
+    """Refuses a path that cannot be written to, before anything is measured."""
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise InputError(f"json={path} is a folder: give a file, such as {path / 'bench.json'}")
+        with written_whole(path.with_name(f"{path.name}.try")) as scratch:
+            scratch.touch()
+        path.with_name(f"{path.name}.try").unlink()
+    except OSError as error:
+        raise InputError(f"cannot write json={path}: {error.strerror}; choose another file") from None
+
+
+def write_json(path: Path, record: Mapping[str, Any]) -> None:
+    """The record as a file."""
+    with written_whole(path) as scratch:
+        scratch.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _ours(record: Mapping[str, Any]) -> str:
+    if not record["fits"]:
+        return _cell("no room")
+    rate = record.get("images_per_second")
+    return _cell(f"[bold]{_duration(record['seconds'])}[/]", "" if rate is None else f"{rate:,.3g}/s")
+
+
+def _reference(record: Mapping[str, Any], name: str) -> str:
+    if name not in record["references"]:
+        return ""
+    found = record["references"][name]
+    return _cell("no room") if found is None else _pair(found)
+
+
+def _pair(found: Mapping[str, Any] | None) -> str:
+    return "" if found is None else _cell(_duration(found["seconds"]), _times(found["ratio"]))
+
+
+def _cell(above: str, below: str = "") -> str:
+    return f"{above}\n[dim]{below}[/]"
+
+
+def _ratio(above: float | None, below: float | None) -> float | None:
+    return above / below if above is not None and below else None
+
+
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.0f}x" if ratio >= 100 else f"{ratio:.3g}x"
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    value, unit = (seconds, "s") if seconds >= 1 else (seconds * 1000, "ms")
+    return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+
+
+def _memory(size: float | None) -> str:
+    if size is None:
+        return ""
+    power, unit = next(((p, u) for p, u in ((30, "GiB"), (20, "MiB")) if size >= 2**p), (10, "KiB"))
+    return f"{size / 2**power:.{0 if size >= 10 * 2**power else 1}f} {unit}"

@@ -1,0 +1,417 @@
+"""``driftgen bench``: real runs at tiny sizes; what is computed from a measurement, never its time."""
+
+import io
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rich.console import Console
+from torch._C._autograd import DeviceType
+
+from driftgen.bench import profile, scaling, step
+from driftgen.bench.cards import CARDS, Release, find_card
+from driftgen.bench.clock import Timing, timed
+from driftgen.bench.loss import TEMPERATURES, Case, default_cases, eager_only, loss_operations, plain
+from driftgen.bench.record import Row, least_time, show_rows
+from driftgen.bench.step import Sizes, build_step, count_operations, step_operations
+from driftgen.fused import engine
+from driftgen.loss import DriftingLoss
+
+H200 = CARDS["H200"]
+CPU = torch.device("cpu")
+TINY_LOSS = ["--groups", 4, "--generated", 6, "--positives", 5, "--negatives", 3, "--width", 8]
+TINY_STEP = [
+    "--classes",
+    2,
+    "--generated",
+    2,
+    "--positives",
+    2,
+    "--unconditional",
+    1,
+    "--depth",
+    1,
+    "--base",
+    8,
+]
+ROW_FIELDS = {
+    "what",
+    "detail",
+    "fits",
+    "seconds",
+    "best_seconds",
+    "queued_seconds",
+    "first_call_seconds",
+    "peak_bytes",
+    "references",
+    "release",
+    "floor",
+}
+
+
+def read(path, command):
+    record = json.loads(path.read_text())
+    for name in ("hardware", "gpu", "torch", "driftgen", "arguments", "evaluator"):
+        assert name in record
+    assert record["command"].startswith(f"driftgen bench {command} ")
+    for row in record["rows"]:
+        assert row.keys() >= ROW_FIELDS
+        assert row["seconds"] >= row["best_seconds"] > 0
+        assert row["first_call_seconds"] > 0
+    return record
+
+
+def fits(text):
+    assert max(map(len, text.splitlines())) <= 80
+    return text
+
+
+def test_loss(here, tmp_path):
+    done = here(
+        "bench", "loss", *TINY_LOSS, "--repeats", 2, "--device", "cpu", "--json", tmp_path / "a/b.json"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "4 x 6/5/3 x 8" in fits(done.stdout)
+    record = read(tmp_path / "a" / "b.json", "loss")
+    assert record["gpu"] is None
+    assert record["arguments"]["groups"] == 4
+    (row,) = record["rows"]
+    assert row["engine"] == "PyTorch"
+    assert row["references"].keys() == {"eager", "plain"}
+    assert row["references"]["plain"]["ratio"] == row["references"]["plain"]["seconds"] / row["seconds"]
+    assert row["release"] is None
+    inputs, outputs = 4 * 14 * 8 * 4, 4 * 6 * 8 * 4
+    assert row["floor"]["bytes"] == inputs + outputs
+    assert row["floor"]["operations"] == 2 * 4 * 6 * 14 * 8 * 5
+    assert row["floor"]["seconds"] is None
+    assert row["peak_bytes"] > inputs + outputs
+    assert row["peak_ratio"] == row["peak_bytes"] / (inputs + outputs)
+    assert [p.name for p in (tmp_path / "a").iterdir()] == ["b.json"]
+
+
+def test_cases():
+    paper = Case.paper(256, 2, 16, 16, 4)
+    assert len(paper.features) == 86
+    assert paper.numbers == 2_474_500  # what the authors' encoder gives
+    assert sum(vectors for vectors, _ in paper.features.values()) == 6_734
+    # Every default case on a GPU has a figure of the authors' code there.
+    cases = default_cases(torch.device("cuda"))
+    assert {(c.groups, c.generated, c.positives, c.negatives, c.numbers) for c in cases} == H200.loss.keys()
+    assert [len(c.features) for c in default_cases(CPU)] == [86, 1]
+
+
+@pytest.mark.parametrize("negatives", [0, 3])
+def test_plain_is_the_same_loss(negatives):
+    case = Case("", 2, 6, 5, negatives, {"a": (3, 8), "b": (1, 4)})
+    sets = case.draw(torch.float32, CPU)[: 3 if negatives else 2]
+    leaves = [t.requires_grad_() for t in sets[0].values()]
+    got, want = plain(*sets), DriftingLoss(TEMPERATURES)(*sets).loss
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=0)
+    for a, b in zip(torch.autograd.grad(got, leaves), torch.autograd.grad(want, leaves), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_eager_only(monkeypatch):
+    monkeypatch.setattr(engine, "DEVICES", {"cuda"})
+    with eager_only():
+        assert not engine.DEVICES
+    assert "cuda" in engine.DEVICES
+
+
+def test_step(here, tmp_path):
+    words = [*TINY_STEP, "--repeats", 1, "--device", "cpu", "--profile", "--json", tmp_path / "step.json"]
+    done = here("bench", "step", *words)
+    assert done.returncode == 0, done.stderr
+    assert "2 x 2/2/1" in fits(done.stdout)
+    (row,) = read(tmp_path / "step.json", "step")["rows"]
+    assert row["references"]["eager"]["ratio"] == 1  # whole, eager, without kernels: the reference itself
+    assert row["floor"]["operations"] > 0
+    found = {(cost["phase"], cost["name"]) for cost in row["profile"]}
+    assert {phase for phase, _ in found} == set(profile.PHASES)
+    # Also of the backward pass, which no call of ours goes through.
+    assert ("encoder", "aten::convolution_backward") in found
+    assert ("generator", "aten::convolution_backward") not in found
+
+
+def test_ways_to_run_a_step(monkeypatch):
+    """Each beside one reference: whole, eager, without kernels; what does not fit is said."""
+    timing, seen = Timing(1.0, 1.0, 1.0, 8), []
+
+    def fake(sizes, device, repeats):
+        seen.append((sizes.micro, sizes.compile, bool(engine.DEVICES)))
+        return (None if sizes.micro == 2 else timing), 100
+
+    monkeypatch.setattr(engine, "DEVICES", {"cpu"})
+    monkeypatch.setattr(step, "_time_step", fake)
+    sizes = Sizes(2, 2, 2, 1, preset="S/2-32px", depth=1, base=8, dtype=torch.float32)
+    ways = [replace(sizes, compile=True), replace(sizes, micro=2), sizes]
+    rows = step.measure_steps(ways, CPU, 1)
+    assert seen == [(1, False, False), (1, True, True), (2, False, True), (1, False, True)]
+    assert [row.detail for row in rows] == ["whole, compiled", "2 parts, exact", "whole"]
+    assert [row.timing for row in rows] == [timing, None, timing]
+    assert [row.as_record()["peak_bytes"] for row in rows if row.timing] == [108, 108]
+    assert all(row.references == {"eager": timing} for row in rows)
+
+
+def test_operations_of_a_step_are_those_that_run():
+    """The count by rule, against all products of a real step."""
+    sizes = Sizes(1, 2, 2, 1, preset="S/2-32px", depth=1, base=32, dtype=torch.float32)
+    built = build_step(sizes, CPU)
+    want = step_operations(sizes, built)
+    ran = count_operations(torch.enable_grad()(built.run))
+    assert want == pytest.approx(ran, rel=0.05)
+
+
+def test_operations_of_an_image():
+    """B/2 takes 49 GFLOP, attention included."""
+    from driftgen.bench.sampling import _call, make_generator
+
+    network = make_generator("B/2").eval()
+    assert count_operations(_call(network, network, 1)) == pytest.approx(49e9, rel=0.01)
+
+
+def test_sampling(here, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda network, **_: network)  # a minute on a CPU
+    words = ["--preset", "28px", "--batch", 1, "--batch", 2, "--repeats", 1, "--device", "cpu"]
+    done = here("bench", "sampling", *words, "--json", tmp_path / "sampling.json")
+    assert done.returncode == 0, done.stderr
+    assert "UNet2D 28px x 2" in fits(done.stdout)
+    rows = read(tmp_path / "sampling.json", "sampling")["rows"]
+    assert [(row["batch"], row["mode"]) for row in rows] == [
+        (1, "eager"),
+        (1, "compiled"),
+        (2, "eager"),
+        (2, "compiled"),
+    ]
+    for row in rows:
+        assert row["images_per_second"] == row["batch"] / row["seconds"]
+        assert row["floor"]["operations"] == row["batch"] * row["operations_an_image"] > 1e8
+        assert row["references"].keys() == ({"eager"} if row["mode"] == "compiled" else set())
+        assert (row["peak_bytes"] is None) == (row["mode"] == "compiled")
+
+
+def test_scaling(here, tmp_path):
+    words = ["--what", "loss", "--points", 2, "--repeats", 1, "--device", "cpu", "--out", tmp_path]
+    done = here("bench", "scaling", *words)
+    assert done.returncode == 0, done.stderr
+    assert "loss  width" in fits(done.stdout.replace(str(tmp_path), ""))
+    assert (tmp_path / "scaling.png").read_bytes()[:4] == b"\x89PNG"
+    record = json.loads((tmp_path / "scaling.json").read_text())
+    assert [row["axis"] for row in record["rows"]] == ["classes", "samples", "features", "width"]
+    for row in record["rows"]:
+        assert row["points"][1]["value"] == 2 * row["points"][0]["value"]
+        assert row["exponents"].keys() == {"seconds", "peak_bytes"}
+    classes = record["rows"][0]
+    assert classes["exponents"]["peak_bytes"] == pytest.approx(1, abs=0.1)  # memory is counted, not measured
+
+
+def test_collectives_of_two_processes():
+    (two,) = scaling.measure_processes((2,), repeats=1)
+    assert two["processes"] == 2
+    assert two["loss_collectives"] == 2
+    assert two["gradient_collectives"] == 1
+    assert set(two["collectives"]) == {"c10d::allreduce_"}
+    # The gradient of every parameter once, and a few sums of the loss.
+    assert 0 < two["collective_bytes"] - 4 * two["parameters"] < 1024
+
+
+def test_exponent():
+    x = [1.0, 2.0, 4.0, 8.0, 16.0]
+    assert scaling.exponent(x, [3 * v**1.5 for v in x]) == pytest.approx(1.5)
+    assert scaling.exponent(x, [7.0, 7.0, 4.0, 8.0, 16.0]) == pytest.approx(1)  # the upper half
+    assert scaling.exponent(x[:2], [1.0, 4.0]) == pytest.approx(2)
+    assert scaling.exponent(x[:1], [1.0]) is None
+    assert scaling.exponent([], []) is None
+    assert scaling.exponent(x[:2], [0.0, 4.0]) is None
+
+
+def full_row():
+    floor = least_time(H200, moved=4.3e9, operations=790e12 * 0.004, dtype=torch.bfloat16)
+    return Row(
+        "65,536 x 64/64/16 x 256",
+        "bfloat16, kernels",
+        Timing(0.012, 0.011, 2.0, 2 * 2**30, queued_seconds=0.010),
+        {"eager": Timing(0.104, 0.1, 1.0, 5 * 2**30), "plain": None},
+        Release(0.066, 30 * 2**30),
+        floor,
+        held_bytes=4 * 2**30,
+        least_bytes=5 * 2**30,
+        images=100,
+    )
+
+
+def test_ratios_and_floors_of_a_row():
+    record = full_row().as_record()
+    assert record["floor"]["seconds_by_bytes"] == pytest.approx(0.001)
+    assert record["floor"]["seconds_by_operations"] == pytest.approx(0.004)
+    assert record["floor"]["seconds"] == pytest.approx(0.004)  # the larger
+    assert record["floor"]["ratio"] == pytest.approx(3)
+    assert record["release"]["ratio"] == pytest.approx(5.5)
+    assert record["release"]["peak_ratio"] == pytest.approx(5)
+    assert record["references"]["eager"]["ratio"] == pytest.approx(0.104 / 0.012)
+    assert record["references"]["eager"]["peak_bytes"] == 9 * 2**30
+    assert record["references"]["plain"] is None
+    assert record["peak_bytes"] == 6 * 2**30
+    assert record["peak_ratio"] == pytest.approx(1.2)
+    assert record["images_per_second"] == pytest.approx(10_000)
+
+
+def test_a_row_with_all_columns_fits():
+    text = io.StringIO()
+    missing = Row("64 x 64/64/16", "whole", None, {"eager": None})
+    show_rows([full_row(), missing], "title", Console(file=text, width=80))
+    shown = fits(text.getvalue())
+    for figure in ("12 ms", "104 ms", "8.67x", "66 ms", "5.5x", "4 ms", "3x", "6.0 GiB", "1.2x", "no room"):
+        assert figure in shown
+    assert "…" not in shown
+    assert missing.as_record()["fits"] is False
+
+
+def test_known_and_unknown_cards():
+    assert find_card("NVIDIA H200") is H200
+    assert find_card("NVIDIA H200 NVL") is H200
+    for name in (None, "", "NVIDIA A100-SXM4-80GB", "NVIDIA GH200 480GB"):
+        assert find_card(name) is None
+    unknown = least_time(None, moved=8.0, operations=9.0, dtype=torch.bfloat16)
+    assert (unknown.bytes, unknown.operations, unknown.seconds) == (8.0, 9.0, None)
+    # The peak of 16-bit products says nothing about float32.
+    assert least_time(H200, moved=4.3e12, operations=1e30, dtype=torch.float32).seconds == 1
+
+
+def test_floor_of_the_largest_case():
+    case = default_cases(torch.device("cuda"))[0]
+    moved = 2 * case.groups * (case.samples + case.generated) * case.numbers
+    assert moved / 2**30 == pytest.approx(6.5)  # moved once: 1.6 ms
+    floor = least_time(H200, moved=moved, operations=loss_operations(case), dtype=torch.bfloat16)
+    assert floor.seconds_by_bytes == pytest.approx(1.6e-3, rel=0.02)
+
+
+def test_kernels_belong_to_the_part_that_launched_them():
+    def event(name, start, end, number=0, gpu=False, note=False):
+        where = DeviceType.CUDA if gpu else DeviceType.CPU
+        span = SimpleNamespace(start=start, end=end)
+        own = {"is_user_annotation": note, "self_cpu_time_total": end - start}
+        return SimpleNamespace(name=name, time_range=span, id=number, device_type=where, **own)
+
+    events = [
+        event("cudaLaunchKernel", 0, 1, 9),  # before any mark
+        event(profile.MARK + "generator", 1, 1, note=True),
+        event("aten::mm", 2, 5, 11),  # the number of an operator is no kernel's
+        event("cudaLaunchKernel", 3, 4, 10),
+        event(profile.MARK + "loss", 10, 10, note=True),
+        event("cuLaunchKernelEx", 12, 13, 11),
+        event("gemm", 11, 31, 10, gpu=True),  # runs while the loss is launched
+        event("drift", 31, 41, 11, gpu=True),
+        event("fill", 41, 42, 9, gpu=True),
+        event("lost", 43, 44, 99, gpu=True),
+        event("range", 0, 99, 12, gpu=True, note=True),
+    ]
+    found = profile.costs(events, gpu=True, steps=2)
+    assert [(c.phase, c.name, c.calls, c.seconds) for c in found] == [
+        ("generator", "gemm", 0.5, pytest.approx(10e-6)),
+        ("loss", "drift", 0.5, pytest.approx(5e-6)),
+        ("other", "fill", 0.5, pytest.approx(0.5e-6)),
+        ("other", "lost", 0.5, pytest.approx(0.5e-6)),
+    ]
+    on_cpu = profile.costs(events, gpu=False, steps=1)
+    assert ("generator", "aten::mm") in [(c.phase, c.name) for c in on_cpu]
+
+
+def test_timed_calls_as_often_as_told():
+    calls = []
+    found = timed(lambda: calls.append(torch.zeros(100)), CPU, repeats=3, warmup=2)
+    assert len(calls) == 1 + 2 + 3 + 1  # cold, warm, by the clock, for the memory
+    assert found.peak_bytes == 400
+    assert found.queued_seconds is None
+    assert timed(lambda: None, CPU, 1, 0, meter=False).peak_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["loss", "--groups", "0"], "groups=0 must be at least 1"),
+        (["loss", "--width", "0"], "width=0 must be at least 1"),
+        (["loss", "--negatives", "-1"], "negatives=-1 must not be below 0"),
+        (["loss", "--base", "8", "--width", "8"], "base and width are given"),
+        (["loss", "--dtype", "float8"], "dtype='float8' is not known"),
+        (["loss", "--device", "tpu"], "device=tpu"),
+        (["loss", "--device", "meta"], "device=meta: benchmarks know cpu and cuda"),
+        (["loss", "--repeats", "0"], "repeats=0 must be at least 1"),
+        (["loss", "--json", "{tmp}"], "is a folder: give a file"),
+        (["loss", "--json", "{tmp}/file/x.json"], "cannot write json="),
+        (["step", "--micro", "3", "--classes", "2"], "micro=3 must not be above classes=2"),
+        (["step", "--mode", "exakt"], "mode='exakt' is not known: did you mean 'exact'?"),
+        (["step", "--preset", "B/3"], "preset='B/3' is not known"),
+        (["step", "--depth", "0"], "depth=0 must be at least 1"),
+        (["sampling", "--preset", "33px"], "preset='33px' is not known"),
+        (["sampling", "--batch", "0"], "batch=0 must be at least 1"),
+        (["sampling", "--mode", "fast"], "mode='fast' is not known"),
+        (["sampling", "--mode", "graph", "--device", "cpu"], "mode=graph needs an NVIDIA GPU"),
+        (["scaling", "--what", "los"], "what='los' is not known: did you mean 'loss'?"),
+        (["scaling", "--points", "1"], "points=1 must be at least 2"),
+        (["scaling", "--out", "{tmp}/file"], "cannot write to"),
+        (["speed"], "No such command 'speed'"),
+    ],
+)
+def test_wrong_options_are_one_line(here, tmp_path, words, message):
+    (tmp_path / "file").touch()
+    done = here("bench", *(word.format(tmp=tmp_path) for word in words))
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert message in done.stderr
+    assert done.stdout == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("command", [[], ["loss"], ["step"], ["sampling"], ["scaling"]])
+def test_help_fits(here, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    done = here("bench", *command, "--help")
+    assert done.returncode == 0
+    assert "--help" in fits(done.stdout)
+
+
+@pytest.mark.cuda
+def test_on_a_gpu(here, tmp_path):
+    """Every command once, small: events, statistics of memory, profiler, graphs."""
+    words = [*TINY_LOSS, "--repeats", 2, "--json", tmp_path / "loss.json"]
+    assert here("bench", "loss", *words).returncode == 0
+    record = read(tmp_path / "loss.json", "loss")
+    assert record["gpu"] == torch.cuda.get_device_name()
+    assert record["rows"][0]["queued_seconds"] > 0
+    assert record["rows"][0]["peak_bytes"] > record["rows"][0]["floor"]["bytes"]
+    words = ["--preset", "28px", "--batch", 2, "--mode", "eager", "--mode", "graph", "--repeats", 2]
+    assert here("bench", "sampling", *words, "--json", tmp_path / "sampling.json").returncode == 0
+    rows = read(tmp_path / "sampling.json", "sampling")["rows"]
+    assert [row["detail"] for row in rows] == ["eager", "graph, eager"]
+    assert all(row["peak_bytes"] > 0 for row in rows)
+    words = [
+        *TINY_STEP,
+        "--preset",
+        "S/2-32px",
+        "--repeats",
+        2,
+        "--profile",
+        "--json",
+        tmp_path / "step.json",
+    ]
+    assert here("bench", "step", *words).returncode == 0
+    costs = read(tmp_path / "step.json", "step")["rows"][0]["profile"]
+    known = sum(cost["seconds"] for cost in costs if cost["phase"] != "other")
+    assert {cost["phase"] for cost in costs} >= set(profile.PHASES)
+    assert known > 0.95 * sum(cost["seconds"] for cost in costs)
+
+
+@pytest.mark.cuda
+def test_replays_of_a_graph_draw_new_noise():
+    from driftgen.bench.sampling import _call, _Graphed, make_generator
+
+    network = make_generator("28px").cuda().eval()
+    for parameter in network.parameters():
+        parameter.data.normal_(std=0.1)
+    graph = _Graphed(_call(network, network, 2))
+    first = graph().clone()
+    assert first.isfinite().all()
+    assert not torch.equal(first, graph())
