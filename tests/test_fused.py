@@ -143,7 +143,7 @@ KINDS = ["random", "offset", "clustered", "duplicate", "outlier"]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_release(kind, dtype, launches):
-    gen, neg, pos = samples(kind, (12, 5, 9), 48, dtype=dtype)
+    gen, neg, pos = samples(kind, (12, 5, 9), 34, dtype=dtype)
     compare(gen, pos, neg, twin.release_loss)
     assert len(launches) == 3
 
@@ -200,7 +200,7 @@ def test_temperatures(temperatures, launches):
 
 def features(seed, n, dtype, requires=False):
     rng = torch.Generator().manual_seed(seed)
-    shapes = {"a": (2, 4), "b": (1, 4), "c": (1, 3), "d": (1, 34)}
+    shapes = {"a": (2, 4), "b": (1, 4), "d": (1, 34)}
     out = {k: torch.randn(2, n, *s, generator=rng).to(dtype) + 0.1 * seed for k, s in shapes.items()}
     return {k: v.to(DEVICE).requires_grad_(requires) for k, v in out.items()}
 
@@ -218,7 +218,7 @@ def test_many_features_as_pytorch_has_them(options, launches, monkeypatch):
         out = dg.DriftingLoss(**options)(gen, pos, neg, negative_weight=weight)
         (out.loss + 0.3 * out.per_group[1]).backward()
         found.append((out, gen))
-        assert len(launches) == 9  # three widths, three passes; none in PyTorch
+        assert len(launches) == 6  # two widths, three passes; none in PyTorch
     (out, gen), (other, exact) = found
     assert error(out.loss, other.loss) < 1e-5
     assert error(out.per_group, other.per_group) < 1e-5
@@ -234,7 +234,7 @@ def test_given_statistics(monkeypatch):
     for devices in ({"cuda", "cpu"}, set()):
         monkeypatch.setattr(engine, "DEVICES", devices)
         gen = features(0, 7, torch.float32, requires=True)
-        scale, drift = torch.full((4,), 3.0, device=DEVICE), torch.full((4, 3), 0.2, device=DEVICE)
+        scale, drift = torch.full((3,), 3.0, device=DEVICE), torch.full((3, 3), 0.2, device=DEVICE)
         out = loss(gen, pos, statistics=dg.loss.Statistics(scale, drift, 8))
         out.loss.backward()
         found.append((out.loss, gen["a"].grad))
