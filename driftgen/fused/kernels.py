@@ -24,158 +24,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from driftgen.fused.distances import GRADIENT, address, distances, inside_of, problem, tiles
+
 __all__ = ["gradient_kernel", "products_kernel", "scale_kernel"]
 
-# Columns of the table that describes the features of a bucket.
-GENERATED = tl.constexpr(0)
-NEGATIVES = tl.constexpr(1)
-POSITIVES = tl.constexpr(2)
-GRADIENT = tl.constexpr(3)
-VECTORS = tl.constexpr(4)
-FIRST = tl.constexpr(5)
-APART = tl.constexpr(6)  # vectors from group to group of the generated samples, negatives and positives
-FIELDS = tl.constexpr(9)
 LAPLACE = tl.constexpr(0)
 GAUSSIAN = tl.constexpr(1)
 INVERSE_MULTIQUADRIC = tl.constexpr(2)
-FARTHEST = tl.constexpr(3.0e38)
 NOWHERE = tl.constexpr(1.0e30)  # the distance of a pair that does not exist
-CLOSE = tl.constexpr(1 / 64)  # mean squared distance to mean squared norms, below which digits would cancel
 # Beware of constants below 1.2e-38: they would make everything they touch float64.
-
-
-@triton.jit
-def _address(origin, table, feature, column: tl.constexpr):
-    """Where the samples of a feature begin: so many numbers after ``origin``, a multiple of 16 bytes."""
-    away = tl.load(table + feature * FIELDS + column)
-    return origin + tl.multiple_of(away, 128 // origin.dtype.element_ty.primitive_bitwidth)
-
-
-@triton.jit
-def _samples(origin, table, feature, column: tl.constexpr, group, vector, width):
-    """The first number of a problem in one of the sets."""
-    apart = tl.load(table + feature * FIELDS + APART + column)
-    return _address(origin, table, feature, column) + (group * apart + vector) * width
-
-
-@triton.jit
-def _tile(pointer, stride, samples, width, k, B: tl.constexpr, BK: tl.constexpr):
-    """Numbers k ... k + BK of each sample, ``[B, BK]``, zero outside."""
-    row, column = tl.arange(0, B), k + tl.arange(0, BK)
-    inside = (row < samples)[:, None] & (column < width)[None, :]
-    return tl.load(pointer + row[:, None] * stride + column[None, :], mask=inside, other=0.0)
-
-
-@triton.jit
-def _part(pointer, stride, sample, width, k, BK: tl.constexpr):
-    column = k + tl.arange(0, BK)
-    return tl.load(pointer + sample * stride + column, mask=column < width, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _middle(gen, pos, stride, N, P, width, k, BK: tl.constexpr):
-    """A point amid the samples, ``[BK]``: the median of three, which one outlier cannot move."""
-    a = _part(gen, stride, 0, width, k, BK)
-    b = _part(gen, stride, N // 2, width, k, BK)
-    c = _part(pos, stride, P - 1, width, k, BK)
-    return tl.maximum(tl.minimum(a, b), tl.minimum(tl.maximum(a, b), c))
-
-
-@triton.jit
-def _farthest(tile, centre, samples, B: tl.constexpr):
-    """The largest difference to the centre in each coordinate."""
-    inside = (tl.arange(0, B) < samples)[:, None]
-    return tl.max(tl.where(inside, tl.abs(tile.to(tl.float32) - centre[None, :]), 0.0), axis=0)
-
-
-@triton.jit
-def _centred(tile, centre, samples, B: tl.constexpr, WORK: tl.constexpr):
-    inside = (tl.arange(0, B) < samples)[:, None]
-    return tl.where(inside, tile.to(tl.float32) - centre[None, :], 0.0).to(WORK)
-
-
-@triton.jit
-def _diagonal(product, axis: tl.constexpr, B: tl.constexpr):
-    i = tl.arange(0, B)
-    return tl.sum(tl.where(i[:, None] == i[None, :], product, 0.0), axis=axis)
-
-
-@triton.jit
-def _squares(product, square_x, square_y):
-    return tl.minimum(tl.maximum(square_x[:, None] + square_y[None, :] - 2 * product, 0.0), FARTHEST)
-
-
-@triton.jit
-def _is_close(squares, square_x, square_y, inside):
-    norms = tl.sum(tl.sum(tl.where(inside, square_x[:, None] + square_y[None, :], 0.0), axis=1), axis=0)
-    return tl.sum(tl.sum(tl.where(inside, squares, 0.0), axis=1), axis=0) < CLOSE * norms
-
-
-@triton.jit
-def _distances(
-    gen, neg, pos, stride, N, M, P, width, DIRECT: tl.constexpr, WORK: tl.constexpr,
-    BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """‖x − y‖ for y = x, u and p: ``[BN, BN]``, ``[BN, BM]``, ``[BN, BP]``."""
-    xx = tl.zeros((BN, BN), tl.float32)
-    xu = tl.zeros((BN, BM), tl.float32)
-    xp = tl.zeros((BN, BP), tl.float32)
-    if DIRECT:
-        rn, rm, rp = tl.arange(0, BN), tl.arange(0, BM), tl.arange(0, BP)
-        for k in range(width):
-            x = tl.load(gen + rn * stride + k, mask=rn < N, other=0.0).to(tl.float32)
-            u = tl.load(neg + rm * stride + k, mask=rm < M, other=0.0).to(tl.float32)
-            p = tl.load(pos + rp * stride + k, mask=rp < P, other=0.0).to(tl.float32)
-            by_x, by_u, by_p = x[:, None] - x[None, :], x[:, None] - u[None, :], x[:, None] - p[None, :]
-            xx += by_x * by_x
-            xu += by_u * by_u
-            xp += by_p * by_p
-        return (
-            tl.sqrt(tl.minimum(xx, FARTHEST)),
-            tl.sqrt(tl.minimum(xu, FARTHEST)),
-            tl.sqrt(tl.minimum(xp, FARTHEST)),
-        )
-    uu = tl.zeros((BM, BM), tl.float32)
-    pp = tl.zeros((BP, BP), tl.float32)
-    for k in range(0, width, BK):
-        x = _tile(gen, stride, N, width, k, BN, BK)
-        u = _tile(neg, stride, M, width, k, BM, BK)
-        p = _tile(pos, stride, P, width, k, BP, BK)
-        xx, xu, xp = tl.dot(x, tl.trans(x), xx), tl.dot(x, tl.trans(u), xu), tl.dot(x, tl.trans(p), xp)
-        uu, pp = tl.dot(u, tl.trans(u), uu), tl.dot(p, tl.trans(p), pp)
-    by_row, by_column = _diagonal(xx, 1, BN), _diagonal(xx, 0, BN)
-    norm_u, norm_p = _diagonal(uu, 0, BM), _diagonal(pp, 0, BP)
-    dx, du, dp = _squares(xx, by_row, by_column), _squares(xu, by_row, norm_u), _squares(xp, by_row, norm_p)
-    close = _is_close(dx, by_row, by_column, _inside(N, N, BN, BN))
-    if close | _is_close(dp, by_row, norm_p, _inside(N, P, BN, BP)):
-        xx, xu, xp = tl.zeros_like(xx), tl.zeros_like(xu), tl.zeros_like(xp)
-        uu, pp = tl.zeros_like(uu), tl.zeros_like(pp)
-        for k in range(0, width, BK):
-            x = _tile(gen, stride, N, width, k, BN, BK)
-            u = _tile(neg, stride, M, width, k, BM, BK)
-            p = _tile(pos, stride, P, width, k, BP, BK)
-            centre = _middle(gen, pos, stride, N, P, width, k, BK)
-            far = tl.maximum(_farthest(x, centre, N, BN), _farthest(u, centre, M, BM))
-            far = tl.maximum(far, _farthest(p, centre, P, BP))
-            # Between half of a number and its double, differences to it are exact (Sterbenz).
-            centre = tl.where(2 * far <= tl.abs(centre), centre, 0.0)
-            x, u, p = (
-                _centred(x, centre, N, BN, WORK),
-                _centred(u, centre, M, BM, WORK),
-                _centred(p, centre, P, BP, WORK),
-            )
-            xx, xu, xp = tl.dot(x, tl.trans(x), xx), tl.dot(x, tl.trans(u), xu), tl.dot(x, tl.trans(p), xp)
-            uu, pp = tl.dot(u, tl.trans(u), uu), tl.dot(p, tl.trans(p), pp)
-        by_row, by_column = _diagonal(xx, 1, BN), _diagonal(xx, 0, BN)
-        dx = _squares(xx, by_row, by_column)
-        du = _squares(xu, by_row, _diagonal(uu, 0, BM))
-        dp = _squares(xp, by_row, _diagonal(pp, 0, BP))
-    return tl.sqrt(dx), tl.sqrt(du), tl.sqrt(dp)
-
-
-@triton.jit
-def _inside(N, K, BN: tl.constexpr, B: tl.constexpr):
-    return (tl.arange(0, BN) < N)[:, None] & (tl.arange(0, B) < K)[None, :]
 
 
 @triton.jit
@@ -253,10 +110,10 @@ def _pairs(
     BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """What all temperatures share: distances, weights, and the least distance of each row and column."""
-    dx, du, dp = _distances(gen, neg, pos, stride, N, M, P, width, DIRECT, WORK, BN, BM, BP, BK)
-    dx = _prepared(dx, least_distance, _inside(N, N, BN, BN))
-    du = _prepared(du, least_distance, _inside(N, M, BN, BM))
-    dp = _prepared(dp, least_distance, _inside(N, P, BN, BP))
+    dx, du, dp = distances(gen, neg, pos, stride, N, M, P, width, DIRECT, WORK, BN, BM, BP, BK)
+    dx = _prepared(dx, least_distance, inside_of(N, N, BN, BN))
+    du = _prepared(du, least_distance, inside_of(N, M, BN, BM))
+    dp = _prepared(dp, least_distance, inside_of(N, P, BN, BP))
     i = tl.arange(0, BN)
     dx = tl.where(i[:, None] == i[None, :], NOWHERE if MASKED else dx + self_distance * unit, dx)
     first = group * (N + M + P)
@@ -297,23 +154,6 @@ def _coefficients(
     return ax * back, au * back, ap * forth
 
 
-@triton.jit
-def _problem(origin, table, feature_of_vector, V, N, M, P, width):
-    """Where this program's problem lies: group, feature, its first number in the three sets, how far apart
-    its samples are, and how far its first number is from that of the feature.
-    """
-    pid = tl.program_id(0).to(tl.int64)
-    group, vector = pid // V, pid % V
-    feature = tl.load(feature_of_vector + vector)
-    vectors = tl.load(table + feature * FIELDS + VECTORS)
-    own = vector - tl.load(table + feature * FIELDS + FIRST)
-    gen = _samples(origin, table, feature, GENERATED, group, own, width)
-    neg = _samples(origin, table, feature, NEGATIVES, group, own, width)
-    pos = _samples(origin, table, feature, POSITIVES, group, own, width)
-    start = (group * N * vectors + own) * width
-    return pid, group, feature, gen, neg, pos, vectors.to(tl.int32) * width, start
-
-
 @triton.jit(do_not_specialize=["V"])
 def scale_kernel(
     origin, table, feature_of_vector, weight, sums, V, N, M, P, width, least_distance,
@@ -321,8 +161,8 @@ def scale_kernel(
     BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Σ_ij w_j ‖x_i − y_j‖ of each problem."""
-    pid, group, _, gen, neg, pos, stride, _ = _problem(origin, table, feature_of_vector, V, N, M, P, width)
-    dx, du, dp = _distances(gen, neg, pos, stride, N, M, P, width, DIRECT, WORK, BN, BM, BP, BK)
+    pid, group, _, gen, neg, pos, stride, _ = problem(origin, table, feature_of_vector, V, N, M, P, width)
+    dx, du, dp = distances(gen, neg, pos, stride, N, M, P, width, DIRECT, WORK, BN, BM, BP, BK)
     first = group * (N + M + P)
     row = tl.sum(tl.maximum(dx, least_distance) * _weight(weight, first, N, BN, WEIGHTED)[None, :], axis=1)
     row += tl.sum(
@@ -364,7 +204,7 @@ def products_kernel(
     BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """⟨V_τ, V_τ'⟩ of each problem for τ ≤ τ', ``[problems, R, R]``, in the units of the samples."""
-    pid, group, feature, gen, neg, pos, stride, _ = _problem(
+    pid, group, feature, gen, neg, pos, stride, _ = problem(
         origin, table, feature_of_vector, V, N, M, P, width
     )
     unit = tl.load(units + feature)
@@ -385,16 +225,7 @@ def products_kernel(
     for _ in tl.static_range(R * (R + 1) // 2):
         sums = sums + (tl.zeros((BN,), tl.float32),)
     for k in range(0, width, BK):
-        x = _tile(gen, stride, N, width, k, BN, BK)
-        u = _tile(neg, stride, M, width, k, BM, BK)
-        p = _tile(pos, stride, P, width, k, BP, BK)
-        if DIRECT:
-            centre = _middle(gen, pos, stride, N, P, width, k, BK)
-            x, u, p = (
-                _centred(x, centre, N, BN, WORK),
-                _centred(u, centre, M, BM, WORK),
-                _centred(p, centre, P, BP, WORK),
-            )
+        x, u, p = tiles(gen, neg, pos, stride, N, M, P, width, k, DIRECT, WORK, BN, BM, BP, BK)
         drifts = ()
         for r in tl.static_range(R):
             drift = _drift(by_x[r], by_u[r], by_p[r], x, u, p, BN, BK)
@@ -418,7 +249,7 @@ def gradient_kernel(
     BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """upstream · factor · Σ_τ V_τ / λ_τ, into the gradient of each generated sample."""
-    _, group, feature, gen, neg, pos, stride, start = _problem(
+    _, group, feature, gen, neg, pos, stride, start = problem(
         origin, table, feature_of_vector, V, N, M, P, width
     )
     unit = tl.load(units + feature)
@@ -448,19 +279,10 @@ def gradient_kernel(
         )
         total += _row_total(lx, lu, lp)
     factor = tl.load(factors + feature) * tl.load(upstream + group)
-    out = _address(origin, table, feature, GRADIENT) + start
+    out = address(origin, table, feature, GRADIENT) + start
     row = tl.arange(0, BN)
     for k in range(0, width, BK):
-        x = _tile(gen, stride, N, width, k, BN, BK)
-        u = _tile(neg, stride, M, width, k, BM, BK)
-        p = _tile(pos, stride, P, width, k, BP, BK)
-        if DIRECT:
-            centre = _middle(gen, pos, stride, N, P, width, k, BK)
-            x, u, p = (
-                _centred(x, centre, N, BN, WORK),
-                _centred(u, centre, M, BM, WORK),
-                _centred(p, centre, P, BP, WORK),
-            )
+        x, u, p = tiles(gen, neg, pos, stride, N, M, P, width, k, DIRECT, WORK, BN, BM, BP, BK)
         drift = _drift(hx, hu, hp, x, u, p, BN, BK)
         if tl.float32 != WORK:
             drift += _drift(lx, lu, lp, x, u, p, BN, BK)

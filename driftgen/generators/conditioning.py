@@ -4,6 +4,7 @@ that it enters through; and what all generators of images do alike with it."""
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import torch
@@ -52,7 +53,7 @@ class ImageSizes(Protocol):
     def style_entries(self) -> int: ...
 
 
-class ImageGenerator(nn.Module):
+class ImageGenerator(nn.Module, ABC):
     """x = f(ε, c, α), up to how samples come from noise and condition: that is :meth:`generate`.
 
     What inherits it sets ``config`` and ``conditioning``.
@@ -82,9 +83,9 @@ class ImageGenerator(nn.Module):
         """f(ε, c, α): ``[B, C, H, W]``."""
         return self.generate(noise.gaussian, self.condition(labels, alpha, noise.style))
 
+    @abstractmethod
     def generate(self, gaussian: Tensor, condition: Tensor) -> Tensor:
         """Samples from Gaussian noise and a condition vector."""
-        raise NotImplementedError
 
 
 class AlphaEmbedding(nn.Module):
