@@ -83,6 +83,8 @@ def samples(kind, sizes, width, groups=2, dtype=torch.float32, seed=0):
         x = rng.normal(size=(groups, n, width)) + 0.3 * number
         if kind == "offset":
             x += offset
+        if kind == "far":
+            x += 200
         if kind == "clustered":
             x = centres[rng.integers(0, 3, (groups, n))] + 1e-2 * x
         if kind == "duplicate":
@@ -137,7 +139,7 @@ def compare(gen, pos, neg, exact, weights=None, **options):
     return out, gradient
 
 
-KINDS = ["random", "offset", "clustered", "duplicate", "outlier"]
+KINDS = ["random", "offset", "far", "clustered", "duplicate", "outlier"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
