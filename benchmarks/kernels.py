@@ -56,7 +56,6 @@ def main() -> None:
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    engine.DEVICES = {"cuda"}
     rows = []
     for warps, tile, stages in itertools.product(args.warps, args.tile, args.stages):
         engine.BUILD = {"BK": tile, "num_warps": warps, "num_stages": stages}

@@ -10,13 +10,13 @@ import torch
 from rich.console import Console
 from torch._C._autograd import DeviceType
 
+from driftgen import devices
 from driftgen.bench import profile, scaling, step
 from driftgen.bench.cards import CARDS, Release, find_card
 from driftgen.bench.clock import Timing, timed
-from driftgen.bench.loss import TEMPERATURES, Case, default_cases, eager_only, loss_operations, plain
+from driftgen.bench.loss import TEMPERATURES, Case, default_cases, loss_operations, plain
 from driftgen.bench.record import Row, least_time, show_rows
 from driftgen.bench.step import Sizes, build_step, count_operations, step_operations
-from driftgen.fused import engine
 from driftgen.loss import DriftingLoss
 
 H200 = CARDS["H200"]
@@ -113,13 +113,6 @@ def test_plain_is_the_same_loss(negatives):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
 
 
-def test_eager_only(monkeypatch):
-    monkeypatch.setattr(engine, "DEVICES", {"cuda"})
-    with eager_only():
-        assert not engine.DEVICES
-    assert "cuda" in engine.DEVICES
-
-
 def test_step(here, tmp_path):
     words = [*TINY_STEP, "--repeats", 1, "--device", "cpu", "--profile", "--json", tmp_path / "step.json"]
     done = here("bench", "step", *words)
@@ -140,10 +133,10 @@ def test_ways_to_run_a_step(monkeypatch):
     timing, seen = Timing(1.0, 1.0, 1.0, 8), []
 
     def fake(sizes, device, repeats):
-        seen.append((sizes.micro, sizes.compile, bool(engine.DEVICES)))
+        seen.append((sizes.micro, sizes.compile, bool(devices.DEVICES)))
         return (None if sizes.micro == 2 else timing), 100
 
-    monkeypatch.setattr(engine, "DEVICES", {"cpu"})
+    monkeypatch.setattr(devices, "DEVICES", {"cpu"})
     monkeypatch.setattr(step, "_time_step", fake)
     sizes = Sizes(2, 2, 2, 1, preset="S/2-32px", depth=1, base=8, dtype=torch.float32)
     ways = [replace(sizes, compile=True), replace(sizes, micro=2), sizes]

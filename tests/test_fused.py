@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import driftgen as dg
+from driftgen import devices
 from driftgen.compiling import to_channels_last
 from driftgen.features import FeatureStack, ResNetMAE
 from driftgen.fused import covers, engine
@@ -25,7 +26,7 @@ ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 2e-3, torch.float16: 1e-3}
 
 @pytest.fixture(autouse=True)
 def _kernels_everywhere(monkeypatch):
-    monkeypatch.setattr(engine, "DEVICES", {"cuda", "cpu"})
+    monkeypatch.setattr(devices, "DEVICES", {"cuda", "cpu"})
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -166,6 +167,41 @@ def test_sizes(sizes, dtype, launches):
     assert len(launches) == 3
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_groups_of_the_paper(kind, dtype, launches):
+    gen, neg, pos = samples(kind, (64, 16, 64), 256, dtype=dtype)
+    compare(gen, pos, neg, twin.release_loss)
+    assert len(launches) == 3
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [255, 1000, 4096, 8192])
+def test_wide(width, dtype, launches):
+    gen, neg, pos = samples("random", (24, 3, 20), width, dtype=dtype)
+    compare(gen, pos, neg, twin.release_loss)
+    assert len(launches) == 3
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("sizes", [(64, 32, 128), (64, 0, 64), (63, 17, 61), (1, 128, 128)], ids=str)
+def test_largest_sizes(sizes, dtype, launches):
+    gen, neg, pos = samples("random", sizes, 70, dtype=dtype)
+    compare(gen, pos, neg if sizes[1] else None, twin.release_loss)
+    assert len(launches) == 3
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_thousands_of_groups(dtype, launches):
+    gen, neg, pos = samples("random", (10, 1, 3), 40, groups=4096, dtype=dtype)
+    compare(gen, pos, neg, twin.release_loss)
+    assert len(launches) == 3
+
+
 @pytest.mark.parametrize("kernel", ["laplace", "gaussian", "inverse_multiquadric"])
 @pytest.mark.parametrize("normalization", ["both", "y"])
 def test_paper(kernel, normalization, launches):
@@ -214,8 +250,8 @@ def test_many_features_as_pytorch_has_them(options, launches, monkeypatch):
     pos, neg = features(1, 5, torch.float32), features(2, 3, torch.float32)
     weight = torch.tensor([0.0, 2.5])
     found = []
-    for devices in ({"cuda", "cpu"}, set()):
-        monkeypatch.setattr(engine, "DEVICES", devices)
+    for places in ({"cuda", "cpu"}, set()):
+        monkeypatch.setattr(devices, "DEVICES", places)
         gen = features(0, 7, torch.float32, requires=True)
         out = dg.DriftingLoss(**options)(gen, pos, neg, negative_weight=weight)
         (out.loss + 0.3 * out.per_group[1]).backward()
@@ -233,8 +269,8 @@ def test_many_features_as_pytorch_has_them(options, launches, monkeypatch):
 def test_given_statistics(monkeypatch):
     pos = features(1, 5, torch.float32)
     loss, found = dg.DriftingLoss(), []
-    for devices in ({"cuda", "cpu"}, set()):
-        monkeypatch.setattr(engine, "DEVICES", devices)
+    for places in ({"cuda", "cpu"}, set()):
+        monkeypatch.setattr(devices, "DEVICES", places)
         gen = features(0, 7, torch.float32, requires=True)
         scale, drift = torch.full((3,), 3.0, device=DEVICE), torch.full((3, 3), 0.2, device=DEVICE)
         out = loss(gen, pos, statistics=dg.loss.Statistics(scale, drift, 8))
@@ -334,7 +370,7 @@ def test_a_step_in_mixed_precision_is_covered(launches, monkeypatch):
         ({"normalization": "none"}, False),
         ({"normalization": "sinkhorn"}, False),
         ({"normalize_features": False}, False),
-        ({"kernel": lambda d, t: -d / t}, False),
+        pytest.param({"kernel": lambda d, t: -d / t}, False, id="a kernel of one's own"),
         ({"temperatures": (1.0,) * 5}, False),
         ({"sizes": (64, 32, 128)}, True),
         ({"sizes": (65, 16, 16)}, False),

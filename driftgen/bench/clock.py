@@ -119,5 +119,6 @@ def find_device(name: str | None) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"device={name}: benchmarks know cpu and cuda")
     if device.type == "cuda":
+        device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
     return device

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,12 +12,13 @@ from driftgen.bench.cards import card_of
 from driftgen.bench.clock import Timing, free, timed
 from driftgen.bench.memory import count_bytes
 from driftgen.bench.record import Row, least_time
+from driftgen.devices import without_kernels
 from driftgen.errors import InputError
-from driftgen.fused import covers, engine
+from driftgen.fused import covers
 from driftgen.loss import DriftingLoss
 from driftgen.problems import as_features, buckets_by_width
 
-__all__ = ["Case", "default_cases", "eager_only", "loss_operations", "measure_loss", "paper_features"]
+__all__ = ["Case", "default_cases", "loss_operations", "measure_loss", "paper_features"]
 
 TEMPERATURES = (0.02, 0.05, 0.2)
 Features = dict[str, Tensor]
@@ -138,7 +138,7 @@ def measure_loss(case: Case, dtype: torch.dtype, device: torch.device, repeats: 
     references = {"eager": ours}
     free(device)
     if kernels:
-        with eager_only():
+        with without_kernels():
             references["eager"] = run(lambda *given: loss(*given).loss)
         free(device)
     if _plain_bytes(case) <= MOST_PLAIN_BYTES:
@@ -158,17 +158,6 @@ def measure_loss(case: Case, dtype: torch.dtype, device: torch.device, repeats: 
         least_bytes=least,
         more={"engine": "kernels" if kernels else "PyTorch", "features": len(case.features)},
     )
-
-
-@contextmanager
-def eager_only() -> Iterator[None]:
-    """The loss without its kernels, on any device."""
-    devices = engine.DEVICES
-    engine.DEVICES = set()
-    try:
-        yield
-    finally:
-        engine.DEVICES = devices
 
 
 def _plain_bytes(case: Case) -> int:

@@ -13,15 +13,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from driftgen.bench.cards import card_of
 from driftgen.bench.clock import Timing, free, timed
-from driftgen.bench.loss import Case, eager_only, loss_operations
+from driftgen.bench.loss import Case, loss_operations
 from driftgen.bench.memory import count_bytes
 from driftgen.bench.profile import Cost, Phases, profile_step
 from driftgen.bench.record import Row, least_time
 from driftgen.compiling import compile_parts, to_channels_last
+from driftgen.devices import has_kernels, without_kernels
 from driftgen.errors import InputError, unknown_name
 from driftgen.features.resnet_mae import ResNetMAE
 from driftgen.features.stack import FeatureStack
-from driftgen.fused import engine
 from driftgen.generators.dit import PRESETS, DiT
 from driftgen.guidance import sample_alpha
 from driftgen.loss import DriftingLoss
@@ -190,13 +190,13 @@ def measure_steps(
 ) -> list[Row]:
     """Ways to run the same step, beside the plain way: whole, not compiled, with the loss in PyTorch."""
     plain = _plainest(variants[0])
-    with eager_only():
+    with without_kernels():
         reference, held = _time_step(plain, device, repeats)
     on_row(1, 0.0 if reference is None else reference.seconds)
     operations = _count_step(plain, device)
     rows = []
     for sizes in variants:
-        if sizes == plain and device.type not in engine.DEVICES:
+        if sizes == plain and not has_kernels(device):
             rows.append(_row(sizes, device, reference, reference, held, operations))
         else:
             timing, held = _time_step(sizes, device, repeats)

@@ -7,12 +7,12 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from driftgen.devices import has_kernels
 from driftgen.kernels import gaussian, inverse_multiquadric, laplace
 from driftgen.normalization import both, over_y
 from driftgen.problems import Bucket
@@ -20,10 +20,6 @@ from driftgen.settings import Finished, Settings
 
 __all__ = ["FusedEngine", "covers"]
 
-# Where the kernels are used. None yet: they agree with float64 in Triton's interpreter and compile for an
-# H100, but have not been run on one.
-DEVICES: set[str] = set()
-LEAST_CAPABILITY = (8, 0)  # the first with tensor cores for bfloat16
 KERNELS = (laplace, gaussian, inverse_multiquadric)  # in the order of their numbers
 MOST_TEMPERATURES = 4
 # The distances and coefficients of a problem stay in registers and shared memory.
@@ -41,7 +37,7 @@ def covers(settings: Settings, buckets: list[Bucket]) -> bool:
     groups are free.
     """
     first = buckets[0].generated[0]
-    if first.device.type not in DEVICES or not _can_run(first.device):
+    if not has_kernels(first.device):
         return False
     sizes = [_block(tensors[0].shape[1]) for tensors in buckets[0].sets]
     return (
@@ -55,13 +51,6 @@ def covers(settings: Settings, buckets: list[Bucket]) -> bool:
         and all(_within_32_bits(bucket) for bucket in buckets)
         and all(_one_type(bucket) for bucket in buckets)
     )
-
-
-@functools.cache
-def _can_run(device: torch.device) -> bool:
-    if find_spec("triton") is None:
-        return False
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
 
 
 def _within_32_bits(bucket: Bucket) -> bool:

@@ -1,0 +1,39 @@
+"""Where GPU kernels of our own (Triton) are used; PyTorch does the same work everywhere else."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+import torch
+
+__all__ = ["has_kernels", "without_kernels"]
+
+DEVICES = {"cuda"}
+LEAST_CAPABILITY = (8, 0)  # the first with tensor cores for bfloat16
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Whether kernels of our own run on this device."""
+    return device.type in DEVICES and _can_run(device)
+
+
+@functools.cache
+def _can_run(device: torch.device) -> bool:
+    if find_spec("triton") is None:
+        return False
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """PyTorch alone, on any device: the reference that kernels are compared with."""
+    global DEVICES
+    devices = DEVICES
+    DEVICES = set()
+    try:
+        yield
+    finally:
+        DEVICES = devices
