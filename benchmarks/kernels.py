@@ -1,9 +1,10 @@
-"""How the kernels of the loss are best built: time of each pass by warps, width of a tile and pipeline depth.
+"""How the kernels of the loss are best built: time of each pass by warps, width of a tile, pipeline depth
+and registers.
 
-    python -m benchmarks.kernels [--groups 16384] [--width 256] [--json FILE]
+    python -m benchmarks.kernels [--groups 16384] [--width 256] [--registers 0 128 168] [--json FILE]
 
-On a GPU, bfloat16, groups of 64 generated, 64 positives and 16 negatives. The fastest of all is what
-``driftgen.fused.engine.BUILD`` should say.
+On a GPU, bfloat16, groups of 64 generated, 64 positives and 16 negatives. The fastest of each
+kernel is what ``driftgen.fused.engine.BUILD`` should say.
 """
 
 from __future__ import annotations
@@ -54,12 +55,14 @@ def main() -> None:
     parser.add_argument("--warps", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--tile", type=int, nargs="+", default=[32, 64, 128])
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--registers", type=int, nargs="+", default=[0], help="most of a thread; 0: any")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     rows = []
-    for warps, tile, stages in itertools.product(args.warps, args.tile, args.stages):
-        engine.BUILD = {"BK": tile, "num_warps": warps, "num_stages": stages}
-        row: dict[str, Any] = dict(engine.BUILD)
+    for warps, tile, stages, most in itertools.product(args.warps, args.tile, args.stages, args.registers):
+        build = {"BK": tile, "num_warps": warps, "num_stages": stages, "maxnreg": most or None}
+        engine.BUILD = dict.fromkeys(engine.BUILD, build)
+        row: dict[str, Any] = dict(build)
         try:
             row |= passes(args.groups, args.width, args.repeats)
         except Exception as error:  # such as too much shared memory: the sweep goes on

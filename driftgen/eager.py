@@ -68,11 +68,14 @@ class _Drifts:
 class EagerEngine:
     """Keeps what fits between passes, and computes the rest anew in each; see ``DriftingLoss.chunk``.
 
-    ``weight`` is ``[G, T]`` over y = [generated, negatives, positives], or None.
+    ``weight`` is ``[G, T]`` over y = [generated, negatives, positives], or None; ``gradient`` says whether
+    it is wanted.
     """
 
-    def __init__(self, settings: Settings, buckets: list[Bucket], weight: Tensor | None) -> None:
-        self.settings, self.buckets, self.weight = settings, buckets, weight
+    def __init__(
+        self, settings: Settings, buckets: list[Bucket], weight: Tensor | None, gradient: bool
+    ) -> None:
+        self.settings, self.buckets, self.weight, self.gradient = settings, buckets, weight, gradient
         first = buckets[0]
         self.device, self.exact = first.device, first.exact
         self.groups, self.n = first.generated[0].shape[:2]
@@ -121,21 +124,19 @@ class EagerEngine:
             products.index_add_(0, work.feature, product.sum(0))
         return products
 
-    def finish(
-        self, inverse_norm: Tensor, share: Tensor, factor: Tensor, size: Tensor, *, keep: bool
-    ) -> Finished:
+    def finish(self, inverse_norm: Tensor, share: Tensor, factor: Tensor, size: Tensor) -> Finished:
         per_group = torch.zeros(self.groups, dtype=self.exact, device=self.device)
-        kept = [self._empty_drift(bucket, factor, size) for bucket in self.buckets] if keep else []
+        kept = [self._empty_drift(bucket, factor, size) for bucket in self.buckets] if self.gradient else []
         for work in self.work:
             drift = self._combined(work, inverse_norm)
             c = work.chunk
             squares = self._squarable(drift).square().sum((-2, -1)).to(self.exact)
             per_group[c.g0 : c.g1] += squares @ share[work.feature]
-            if keep:
+            if self.gradient:
                 target = kept[work.bucket]
                 drift *= target.mantissa[c.v0 : c.v1, None, None]
                 target.values[c.g0 : c.g1, :, c.v0 : c.v1] = drift.transpose(1, 2)
-        return Finished(per_group, _Drifts(kept) if keep else None)
+        return Finished(per_group, _Drifts(kept) if self.gradient else None)
 
     def _empty_drift(self, bucket: Bucket, factor: Tensor, size: Tensor) -> _Drift:
         dtype = functools.reduce(torch.promote_types, {t.dtype for t in bucket.generated})

@@ -178,13 +178,15 @@ class DriftingLoss(nn.Module):
         )
         wants_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in gen.values())
         with torch.no_grad(), torch.autocast(first.device.type, enabled=False):
-            passes = Passes(self.settings, buckets_by_width(gen, pos, neg), weight, statistics)
+            passes = Passes(
+                self.settings, buckets_by_width(gen, pos, neg), weight, statistics, wants_gradient
+            )
             scale = passes.measure_scale()
             # A look at the value would stall a GPU's queue; there a NaN shows in the scale and in the loss.
             if scale.device.type == "cpu" and not scale.isfinite().all():
                 raise _not_finite(gen, pos, neg, shared=self.settings.process_group is not None)
             drift = passes.measure_drift()
-            loss, (per_group, gradient, saved) = passes.combine(keep=wants_gradient)
+            loss, (per_group, gradient, saved) = passes.combine()
             per_group = per_group.float()
         if wants_gradient:
             tensors = [tensor for bucket in passes.buckets for tensor in bucket.generated]

@@ -20,11 +20,17 @@ class Passes:
     """Runs the passes in order: :meth:`measure_scale`, :meth:`measure_drift`, :meth:`combine`.
 
     ``weight`` is ``[G, T]`` over y = [generated, negatives, positives], or None; ``given`` stands in place of
-    what would be measured over the whole batch. GPU kernels do the work where they cover it.
+    what would be measured over the whole batch; ``gradient`` says whether it is wanted. GPU kernels do the
+    work where they cover it.
     """
 
     def __init__(
-        self, settings: Settings, buckets: list[Bucket], weight: Tensor | None, given: Statistics | None
+        self,
+        settings: Settings,
+        buckets: list[Bucket],
+        weight: Tensor | None,
+        given: Statistics | None,
+        gradient: bool,
     ) -> None:
         self.settings, self.buckets, self.weight, self.given = settings, buckets, weight, given
         first = buckets[0]
@@ -35,7 +41,7 @@ class Passes:
         table = torch.tensor([shapes[f] for f in range(len(shapes))], dtype=self.exact)
         self.vectors, self.widths = table.to(self.device, non_blocking=True).unbind(1)
         engine = FusedEngine if covers(settings, buckets) else EagerEngine
-        self.engine: Engine = engine(settings, buckets, weight)
+        self.engine: Engine = engine(settings, buckets, weight, gradient)
 
     def measure_scale(self) -> Tensor:
         """First pass and collective: the mean distance of each feature, E_x E_y ‖φ(x) − φ(y)‖, weighted over
@@ -82,9 +88,9 @@ class Passes:
             self.inverse_norm = torch.ones_like(drift)
         return drift.float()
 
-    def combine(self, keep: bool) -> tuple[Tensor, Finished]:
+    def combine(self) -> tuple[Tensor, Finished]:
         """Third pass: Ṽ = Σ_τ V_τ / λ_τ. The loss over all processes, and of this one its share for each
-        group and (if ``keep``) the gradient.
+        group and the gradient, if it is wanted.
         """
         features = self.vectors if self.settings.sum_vectors else torch.ones_like(self.vectors)
         per_feature = torch.einsum("frs,fr,fs->f", self.products, self.inverse_norm, self.inverse_norm)
@@ -92,7 +98,7 @@ class Passes:
         share = features / (self.vectors * self.n * self.widths)
         factor = -2 * share / (self.unit * self.all_groups)
         size = torch.ldexp(torch.ones_like(per_feature), torch.frexp(per_feature.sqrt()).exponent)
-        return loss.float(), self.engine.finish(self.inverse_norm, share, factor, size, keep=keep)
+        return loss.float(), self.engine.finish(self.inverse_norm, share, factor, size)
 
     def _reduce(self, sums: Tensor) -> None:
         if self.settings.process_group is not None and self.given is None:

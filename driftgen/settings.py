@@ -101,10 +101,8 @@ class Engine(Protocol):
         """
         ...
 
-    def finish(
-        self, inverse_norm: Tensor, share: Tensor, factor: Tensor, size: Tensor, *, keep: bool
-    ) -> Finished:
-        """Ṽ = Σ_τ V_τ / λ_τ, given 1/λ ``[F, R]``: Σ share · ‖Ṽ‖² of each group, and (if ``keep``) the
-        gradient factor · Ṽ. ``size`` is the typical size of Ṽ, a power of two; all ``[F]``.
+    def finish(self, inverse_norm: Tensor, share: Tensor, factor: Tensor, size: Tensor) -> Finished:
+        """Ṽ = Σ_τ V_τ / λ_τ, given 1/λ ``[F, R]``: Σ share · ‖Ṽ‖² of each group, and the gradient factor · Ṽ
+        if the engine was made for it. ``size`` is the typical size of Ṽ, a power of two; all ``[F]``.
         """
         ...

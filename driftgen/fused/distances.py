@@ -71,20 +71,23 @@ def _centred(tile, centre, samples, B: tl.constexpr, WORK: tl.constexpr):
 
 
 @triton.jit
-def _diagonal(product, axis: tl.constexpr, B: tl.constexpr):
+def _norms(product, B: tl.constexpr):
     i = tl.arange(0, B)
-    return tl.sum(tl.where(i[:, None] == i[None, :], product, 0.0), axis=axis)
+    return tl.sum(tl.where(i[:, None] == i[None, :], product, 0.0), axis=1)
 
 
 @triton.jit
 def _squares(product, square_x, square_y):
-    return tl.minimum(tl.maximum(square_x[:, None] + square_y[None, :] - 2 * product, 0.0), FARTHEST)
+    # A negative one is as far from the truth as its absolute value, which costs nothing.
+    return tl.minimum(tl.abs(square_x[:, None] + square_y[None, :] - 2 * product), FARTHEST)
 
 
 @triton.jit
-def _is_close(squares, square_x, square_y, inside):
-    norms = tl.sum(tl.sum(tl.where(inside, square_x[:, None] + square_y[None, :], 0.0), axis=1), axis=0)
-    return tl.sum(tl.sum(tl.where(inside, squares, 0.0), axis=1), axis=0) < CLOSE * norms
+def _is_close(squares, norms_x, norms_y, N, K, BN: tl.constexpr, B: tl.constexpr):
+    """Whether Σ |x − y|² is small beside Σ |x|² + |y|²; what does not exist has the norm 0."""
+    x, y = tl.sum(norms_x, axis=0), tl.sum(norms_y, axis=0)
+    found = tl.sum(tl.sum(squares, axis=1), axis=0) - (B - K) * x - (BN - N) * y
+    return found < CLOSE * (K * x + N * y)
 
 
 @triton.jit
@@ -119,11 +122,9 @@ def distances(
         p = _tile(pos, stride, P, width, k, BP, BK)
         xx, xu, xp = tl.dot(x, tl.trans(x), xx), tl.dot(x, tl.trans(u), xu), tl.dot(x, tl.trans(p), xp)
         uu, pp = tl.dot(u, tl.trans(u), uu), tl.dot(p, tl.trans(p), pp)
-    by_row, by_column = _diagonal(xx, 1, BN), _diagonal(xx, 0, BN)
-    norm_u, norm_p = _diagonal(uu, 0, BM), _diagonal(pp, 0, BP)
-    dx, du, dp = _squares(xx, by_row, by_column), _squares(xu, by_row, norm_u), _squares(xp, by_row, norm_p)
-    close = _is_close(dx, by_row, by_column, inside_of(N, N, BN, BN))
-    if close | _is_close(dp, by_row, norm_p, inside_of(N, P, BN, BP)):
+    norm_x, norm_u, norm_p = _norms(xx, BN), _norms(uu, BM), _norms(pp, BP)
+    dx, du, dp = _squares(xx, norm_x, norm_x), _squares(xu, norm_x, norm_u), _squares(xp, norm_x, norm_p)
+    if _is_close(dx, norm_x, norm_x, N, N, BN, BN) | _is_close(dp, norm_x, norm_p, N, P, BN, BP):
         xx, xu, xp = tl.zeros_like(xx), tl.zeros_like(xu), tl.zeros_like(xp)
         uu, pp = tl.zeros_like(uu), tl.zeros_like(pp)
         for k in range(0, width, BK):
@@ -142,10 +143,8 @@ def distances(
             )
             xx, xu, xp = tl.dot(x, tl.trans(x), xx), tl.dot(x, tl.trans(u), xu), tl.dot(x, tl.trans(p), xp)
             uu, pp = tl.dot(u, tl.trans(u), uu), tl.dot(p, tl.trans(p), pp)
-        by_row, by_column = _diagonal(xx, 1, BN), _diagonal(xx, 0, BN)
-        dx = _squares(xx, by_row, by_column)
-        du = _squares(xu, by_row, _diagonal(uu, 0, BM))
-        dp = _squares(xp, by_row, _diagonal(pp, 0, BP))
+        norm_x, norm_u, norm_p = _norms(xx, BN), _norms(uu, BM), _norms(pp, BP)
+        dx, du, dp = _squares(xx, norm_x, norm_x), _squares(xu, norm_x, norm_u), _squares(xp, norm_x, norm_p)
     return tl.sqrt(dx), tl.sqrt(du), tl.sqrt(dp)
 
 

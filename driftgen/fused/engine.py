@@ -25,8 +25,13 @@ MOST_TEMPERATURES = 4
 # The distances and coefficients of a problem stay in registers and shared memory.
 MOST_GENERATED, MOST_OTHERS, MOST_PAIRS = 64, 128, 64 * 224
 NARROW = 32  # up to this width differences cost less than tensor cores, which want 16 numbers at a time
-# Numbers of a sample in a tile, warps, and tiles under way; found by benchmarks/kernels.py.
-BUILD = {"BK": 64, "num_warps": 8, "num_stages": 2}
+# Numbers of a sample in a tile, warps, tiles under way, most registers; found by benchmarks/kernels.py.
+BUILD: dict[str, dict[str, int | None]] = {
+    "scale_kernel": {"BK": 64, "num_warps": 4, "num_stages": 3, "maxnreg": None},
+    "products_kernel": {"BK": 64, "num_warps": 8, "num_stages": 2, "maxnreg": 128},
+    "gradient_kernel": {"BK": 64, "num_warps": 8, "num_stages": 2, "maxnreg": 128},
+}
+DIRECT_TILE = 32  # numbers of a sample in a tile of float32: more would not fit beside A
 FEW = 8  # up to so many generated samples rounding does not average out
 
 
@@ -104,26 +109,40 @@ class _Shape:
             first += vectors
         return torch.tensor(rows).to(device, non_blocking=True)
 
+    def kept(self, temperatures: int) -> int:
+        """Numbers that the products leave for the gradient of a problem; see ``driftgen.fused.kernels``."""
+        bn, bm, bp = self.blocks
+        return (2 * bn + bm + bp) * (1 + temperatures) + 2 * bn * temperatures
+
+    @property
+    def blocks(self) -> tuple[int, int, int]:
+        """Rows of the tiles that hold the three sets."""
+        n, m, p = (_block(max(n, 1)) for n in self.samples)
+        return n, m, p
+
     @property
     def direct(self) -> bool:
         """Whether distances come from differences, not from products on tensor cores."""
         return self.dtype == torch.float32 or self.width <= NARROW or self.samples[0] <= FEW
 
-    def options(self) -> dict[str, Any]:
-        """How the kernels are built for it."""
+    def options(self, kernel: str) -> dict[str, Any]:
+        """How a kernel is built for it."""
         import triton.language as tl
 
         types = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-        bn, bm, bp = (_block(max(n, 1)) for n in self.samples)
-        return {
+        bn, bm, bp = self.blocks
+        build = BUILD[kernel]
+        many = bn * (bn + bm + bp) > 64 * 160
+        if many or self.direct:
+            build = build | {"num_warps": 16 if many and self.direct else 8, "maxnreg": None}
+        return build | {
             "WORK": tl.float32 if self.direct else types[self.dtype],
             "DIRECT": self.direct,
+            "RAGGED": self.samples != self.blocks,
             "BN": bn,
             "BM": bm,
             "BP": bp,
-            "BK": min(BUILD["BK"], _block(self.width)),
-            "num_warps": BUILD["num_warps"] if bn * (bn + bm + bp) <= 64 * 160 else 2 * BUILD["num_warps"],
-            "num_stages": BUILD["num_stages"],
+            "BK": min(build["BK"] or 64, _block(self.width), DIRECT_TILE if self.direct else 2**31),
         }
 
 
@@ -163,10 +182,17 @@ class _Launcher:
         return _numbers(shape, self.exact, self.device)
 
     def launch(
-        self, kernel: Any, shape: _Shape, origin: Tensor, table: Tensor, *arguments: Tensor, full: bool = True
+        self,
+        kernel: Any,
+        shape: _Shape,
+        origin: Tensor,
+        table: Tensor,
+        *arguments: Tensor,
+        full: bool = True,
+        **further: Any,
     ) -> None:
         s, owner = self.settings, self.numbers(shape).owner
-        constants: dict[str, Any] = {"WEIGHTED": self.weighted, **shape.options()}
+        constants: dict[str, Any] = {"WEIGHTED": self.weighted, **shape.options(kernel.__name__)}
         numbers = [sum(shape.vectors), *shape.samples, shape.width, s.guards.least_distance]
         if full:
             masked = math.isinf(s.guards.self_distance)
@@ -179,6 +205,7 @@ class _Launcher:
                 "MASKED": masked,
                 "WEIGH_KERNEL": s.weigh_kernel and self.weighted,
             }
+            constants |= further
         with _on(self.device):
             kernel[(shape.problems,)](origin, table, owner, self.weight, *arguments, *numbers, **constants)
 
@@ -186,11 +213,14 @@ class _Launcher:
 class FusedEngine:
     """The passes as launches of ``driftgen.fused.kernels``, one for each width and pass.
 
-    Beyond inputs and gradients it holds R² + 1 numbers for each problem. The gradient is computed when it
-    is asked for.
+    Beyond inputs and gradients it holds R² + 1 numbers for each problem, and from the products to the
+    gradient what both need of the rows and columns of A. The gradient is computed when it is asked for.
     """
 
-    def __init__(self, settings: Settings, buckets: list[Bucket], weight: Tensor | None) -> None:
+    def __init__(
+        self, settings: Settings, buckets: list[Bucket], weight: Tensor | None, gradient: bool
+    ) -> None:
+        self.gradient = gradient
         self.sets = [[[_ready(t) for t in tensors] for tensors in _three(bucket)] for bucket in buckets]
         self.exact, device = buckets[0].exact, buckets[0].device
         self.features = sum(len(bucket.features) for bucket in buckets)
@@ -213,29 +243,42 @@ class FusedEngine:
     def sum_products(self, kernel_unit: Tensor, unit: Tensor) -> Tensor:
         from driftgen.fused.kernels import products_kernel
 
-        self.kernel_unit, self.unit, self.products = kernel_unit.float(), unit, []
+        self.kernel_unit, self.unit = kernel_unit.float(), unit
+        self.products: list[Tensor] = []
+        self.kept: list[Tensor] = []
         r = len(self.launcher.settings.temperatures)
         for shape, *place in self._places():
             products = torch.empty(shape.problems, r, r, device=unit.device)
+            kept = torch.empty(shape.problems * shape.kept(r) if self.gradient else 1, device=unit.device)
             units = self.kernel_unit[self.launcher.numbers(shape).positions]
-            self.launcher.launch(products_kernel, shape, *place, units, self.launcher.temperatures, products)
+            temperatures = self.launcher.temperatures
+            self.launcher.launch(
+                products_kernel,
+                shape,
+                *place,
+                units,
+                temperatures,
+                products,
+                kept,
+                KEEP=self.gradient,
+                EQUAL=self.launcher.settings.attraction == self.launcher.settings.repulsion,
+            )
+            self.kept.append(kept)
             products = products.triu() + products.triu(1).mT
             self.products.append(products.view(shape.groups, -1, r * r))
         sums = self._by_feature([p.sum(0, dtype=self.exact) for p in self.products])
         return sums.view(-1, r, r) / unit.square()[:, None, None]
 
-    def finish(
-        self, inverse_norm: Tensor, share: Tensor, factor: Tensor, size: Tensor, *, keep: bool
-    ) -> Finished:
+    def finish(self, inverse_norm: Tensor, share: Tensor, factor: Tensor, size: Tensor) -> Finished:
         norms = (inverse_norm[:, :, None] * inverse_norm[:, None, :]).flatten(1)
         norms *= (share / self.unit.square())[:, None]
         per_group = torch.zeros(self.products[0].shape[0], dtype=self.exact, device=share.device)
         for shape, products in zip(self.launcher.shapes, self.products, strict=True):
             of_vector = norms[self.launcher.numbers(shape).feature]
             per_group += torch.einsum("gvr,vr->g", products.to(self.exact), of_vector)
-        if not keep:
+        if not self.gradient:
             return Finished(per_group)
-        saved = [tensor for sets in self.sets for tensors in sets for tensor in tensors]
+        saved = [tensor for sets in self.sets for tensors in sets for tensor in tensors] + self.kept
         numbers = self.kernel_unit, inverse_norm.float(), (factor / self.unit).float()
         return Finished(per_group, _FusedGradient(self.launcher, *numbers), saved)
 
@@ -268,7 +311,9 @@ class _FusedGradient:
         from driftgen.fused.kernels import gradient_kernel
 
         rest, gradients = list(saved), []
-        for shape in self.launcher.shapes:
+        shapes = self.launcher.shapes
+        kept = rest[-len(shapes) :]
+        for shape, found in zip(shapes, kept, strict=True):
             sets = []
             for samples in shape.samples:
                 count = len(shape.features) if samples else 0
@@ -284,6 +329,7 @@ class _FusedGradient:
                 table,
                 self.kernel_unit[chosen],
                 self.launcher.temperatures,
+                found,
                 self.inverse_norm[chosen].contiguous(),
                 self.factor[chosen],
                 upstream.float().contiguous(),
