@@ -6,9 +6,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from driftgen.cli import main
-
-# Without a GPU its kernels run statement by statement; Triton reads this when they are defined.
+# Without a GPU its kernels run statement by statement; Triton reads this when it is imported, as it may be
+# with driftgen.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -37,6 +36,7 @@ def _as_in_a_new_process():
 @pytest.fixture
 def here(capsys, monkeypatch):
     """Runs a command in this process: what ``run`` does, without the two seconds to import torch."""
+    from driftgen.cli import main
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["driftgen", *map(str, words)])

@@ -28,8 +28,8 @@ NARROW = 32  # up to this width differences cost less than tensor cores, which w
 # Numbers of a sample in a tile, warps, tiles under way, most registers; found by benchmarks/kernels.py.
 BUILD: dict[str, dict[str, int | None]] = {
     "scale_kernel": {"BK": 64, "num_warps": 4, "num_stages": 3, "maxnreg": None},
-    "products_kernel": {"BK": 64, "num_warps": 8, "num_stages": 2, "maxnreg": 128},
-    "gradient_kernel": {"BK": 64, "num_warps": 8, "num_stages": 2, "maxnreg": 128},
+    "products_kernel": {"BK": 32, "num_warps": 4, "num_stages": 3, "maxnreg": None},
+    "gradient_kernel": {"BK": 64, "num_warps": 4, "num_stages": 3, "maxnreg": None},
 }
 DIRECT_TILE = 32  # numbers of a sample in a tile of float32: more would not fit beside A
 FEW = 8  # up to so many generated samples rounding does not average out
@@ -112,7 +112,7 @@ class _Shape:
     def kept(self, temperatures: int) -> int:
         """Numbers that the products leave for the gradient of a problem; see ``driftgen.fused.kernels``."""
         bn, bm, bp = self.blocks
-        return (2 * bn + bm + bp) * (1 + temperatures) + 2 * bn * temperatures
+        return bn * (2 + 4 * temperatures) + (bm + bp) * (1 + temperatures)
 
     @property
     def blocks(self) -> tuple[int, int, int]:
@@ -261,7 +261,6 @@ class FusedEngine:
                 products,
                 kept,
                 KEEP=self.gradient,
-                EQUAL=self.launcher.settings.attraction == self.launcher.settings.repulsion,
             )
             self.kept.append(kept)
             products = products.triu() + products.triu(1).mT

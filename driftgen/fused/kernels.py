@@ -47,13 +47,19 @@ def _weight(weight, start, K, B: tl.constexpr, WEIGHTED: tl.constexpr):
 @triton.jit
 def _log2_kernel(distance, rate, KERNEL: tl.constexpr):
     """log₂ k, given 1 / (τ · unit); see ``driftgen.kernels``."""
+    return _log2_quotient(distance, 0.0, rate, KERNEL)
+
+
+@triton.jit
+def _log2_quotient(distance, reference, rate, KERNEL: tl.constexpr):
+    """log₂ k − reference."""
+    if KERNEL == LAPLACE:
+        # Written as one instruction, since the product alone would be shared, and added to in each place.
+        return tl.fma(distance, rate * -1.4426950408889634, -reference)  # log₂ e
+    ratio = tl.minimum(distance * rate, 1e18)
     if KERNEL == GAUSSIAN:
-        ratio = tl.minimum(distance * rate, 1e18)
-        return ratio * ratio * -0.7213475204444817  # ½ log₂ e
-    if KERNEL == INVERSE_MULTIQUADRIC:
-        ratio = tl.minimum(distance * rate, 1e18)
-        return -0.5 * tl.log2(1.0 + ratio * ratio)
-    return distance * (rate * -1.4426950408889634)  # log₂ e
+        return tl.fma(ratio * ratio, -0.7213475204444817, -reference)  # ½ log₂ e
+    return tl.fma(tl.log2(1.0 + ratio * ratio), -0.5, -reference)
 
 
 @triton.jit
@@ -96,11 +102,18 @@ def _pairs(
 
 
 @triton.jit
-def _row_sum(logits, most, w, WEIGH_KERNEL: tl.constexpr):
-    exponent = logits - most[:, None]
+def _row_sum(distance, most, w, rate, KERNEL: tl.constexpr, WEIGH_KERNEL: tl.constexpr):
+    exponent = _log2_quotient(distance, most[:, None], rate, KERNEL)
     if WEIGH_KERNEL:
         return tl.sum(tl.exp2(tl.minimum(exponent, 0.0)) * w[None, :], axis=1)
     return tl.sum(tl.exp2(exponent), axis=1)
+
+
+@triton.jit
+def _column_sum(distance, near, rate, KERNEL: tl.constexpr):
+    return tl.sum(
+        tl.exp2(_log2_quotient(distance, _log2_kernel(near, rate, KERNEL)[None, :], rate, KERNEL)), axis=0
+    )
 
 
 @triton.jit
@@ -118,12 +131,12 @@ def _affinity(
     √(softmax_y · softmax_x) = 2^(l − ½ max_y l − ½ max_x l) / √(Σ_y · Σ_x): no exponent above 0, no sum below
     1, and no logarithm, which takes 25 instructions.
     """
-    logits = _log2_kernel(distance, rate, KERNEL)
     most = _log2_kernel(nearest, rate, KERNEL)
     if BOTH:
-        exponent = (logits - 0.5 * most[:, None]) - 0.5 * _log2_kernel(near, rate, KERNEL)[None, :]
+        exponent = _log2_quotient(distance, 0.5 * most[:, None], rate, KERNEL)
+        exponent -= 0.5 * _log2_kernel(near, rate, KERNEL)[None, :]
     else:
-        exponent = logits - most[:, None]
+        exponent = _log2_quotient(distance, most[:, None], rate, KERNEL)
     if WEIGH_KERNEL:
         exponent = tl.minimum(exponent, 60.0)  # only what has no weight can lie so high above the others
     a = tl.exp2(exponent) * by_row[:, None]
@@ -165,18 +178,33 @@ def _add_product(total, a, y):
 
 
 @triton.jit
-def _sum_rounded(a):
-    return tl.sum(a.to(tl.float32), axis=1)
+def _row_total(cx, cu, cp, WORK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr):
+    """Σ_j C_ij of rounded C; on tensor cores, where adding 16-bit numbers costs one instruction a number."""
+    if tl.float32 == WORK:
+        return tl.sum(cx, axis=1) + tl.sum(cu, axis=1) + tl.sum(cp, axis=1)
+    total = tl.dot(cx, tl.full((BN, 16), 1.0, WORK))
+    total = tl.dot(cu, tl.full((BM, 16), 1.0, WORK), total)
+    return tl.max(tl.dot(cp, tl.full((BP, 16), 1.0, WORK), total), axis=1)
 
 
-# What the products leave for the gradient, one row of numbers for each problem: the nearest of all samples of
-# each generated one; the nearest generated one of each sample; and for each temperature the factors of the
-# rows and columns of A, and the sums of A over what repels and what attracts.
+@triton.jit
+def _without_own(cx, total, WORK: tl.constexpr, BN: tl.constexpr):
+    """C with −Σ_j C_ij added to C_ii: then Σ_j C_ij (y_j − x_i) = Σ_j C_ij y_j, up to the rounding of C_ii,
+    which is itself no more than what rounding left of the sum.
+    """
+    i = tl.arange(0, BN)
+    return tl.where(i[:, None] == i[None, :], (cx.to(tl.float32) - total[:, None]).to(WORK), cx)
+
+
+# What the products leave for the gradient, some numbers for each problem. Of each generated sample: the
+# nearest of all samples and of the generated ones, and for each temperature the factors of its row and of its
+# column of A, and the sums of A over what repels it and what attracts it. Of each other sample: the nearest
+# generated one, and for each temperature the factor of its column.
 
 
 @triton.jit
 def _kept_width(R: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr):
-    return (2 * BN + BM + BP) * (1 + R) + 2 * BN * R
+    return BN * (2 + 4 * R) + (BM + BP) * (1 + R)
 
 
 @triton.jit
@@ -186,8 +214,24 @@ def _put(pointer, values, B: tl.constexpr):
 
 
 @triton.jit
-def _get(pointer, B: tl.constexpr):
-    return tl.load(pointer + tl.arange(0, B)), pointer + B
+def _put_2(pointer, a, b, B: tl.constexpr):
+    """Two numbers of each sample, in one store."""
+    offsets = tl.arange(0, B)[:, None] * 2 + tl.arange(0, 2)[None, :]
+    tl.store(pointer + offsets, tl.join(a, b))
+    return pointer + 2 * B
+
+
+@triton.jit
+def _put_4(pointer, a, b, c, d, B: tl.constexpr):
+    """Four numbers of each sample, in the order a, c, b, d."""
+    offsets = tl.arange(0, B)[:, None] * 4 + tl.arange(0, 4)[None, :]
+    tl.store(pointer + offsets, tl.reshape(tl.join(tl.join(a, b), tl.join(c, d)), (B, 4)))
+    return pointer + 4 * B
+
+
+@triton.jit
+def _get(pointer, B: tl.constexpr, STEP: tl.constexpr):
+    return tl.load(pointer + STEP * tl.arange(0, B))
 
 
 @triton.jit(do_not_specialize=["V"])
@@ -196,12 +240,13 @@ def products_kernel(
     V, N, M, P, width, least_distance, self_distance, floor, attraction, repulsion,
     WORK: tl.constexpr, WEIGHTED: tl.constexpr, RAGGED: tl.constexpr, DIRECT: tl.constexpr, R: tl.constexpr,
     KERNEL: tl.constexpr, BOTH: tl.constexpr, MASKED: tl.constexpr, WEIGH_KERNEL: tl.constexpr,
-    EQUAL: tl.constexpr, KEEP: tl.constexpr,
+    KEEP: tl.constexpr,
     BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """⟨V_τ, V_τ'⟩ of each problem for τ ≤ τ', ``[problems, R, R]``, in the units of the samples.
 
-    V = a⁺ S⁻ Σ_p A p − a⁻ S⁺ Σ_y⁻ A y⁻ − (a⁺ − a⁻) S⁺ S⁻ x, with S the sums of A as it is rounded.
+    V_i = Σ_j C_ij (y_j − x_i), with S the sums of A over what repels and what attracts, and C = −a⁻ S⁺ A, or
+    a⁺ S⁻ A where y attracts.
     """
     pid, group, feature, gen, neg, pos, stride, _ = problem(
         origin, table, feature_of_vector, V, N, M, P, width
@@ -222,81 +267,45 @@ def products_kernel(
     near_x, near_u, near_p = _or(near_x, nearest), _or(near_u, 0.0), _or(near_p, 0.0)
     keep = kept + pid * _kept_width(R, BN, BM, BP)
     if KEEP:
-        keep = _put(_put(keep, nearest, BN), near_x, BN)
-        keep = _put(_put(keep, near_u, BM), near_p, BP)
-    by_x, by_u, by_p, repelled, attracted = (), (), (), (), ()
+        keep = _put(_put(_put_2(keep, nearest, near_x, BN), near_u, BM), near_p, BP)
+    WEIGH: tl.constexpr = RAGGED or WEIGHTED
+    by_x, by_u, by_p = (), (), ()
     for r in tl.static_range(R):
         rate = 1.0 / (tl.load(temperatures + r) * unit)
-        lx, lu, lp = (
-            _log2_kernel(dx, rate, KERNEL),
-            _log2_kernel(du, rate, KERNEL),
-            _log2_kernel(dp, rate, KERNEL),
-        )
         most, high = _log2_kernel(nearest, rate, KERNEL), _log2_kernel(near_x, rate, KERNEL)
-        total = _row_sum(lu, most, wu, WEIGH_KERNEL) + _row_sum(lp, most, wp, WEIGH_KERNEL)
-        among = tl.sum(tl.exp2(lx - high[:, None]), axis=1)
+        total = _row_sum(du, most, wu, rate, KERNEL, WEIGH_KERNEL)
+        total += _row_sum(dp, most, wp, rate, KERNEL, WEIGH_KERNEL)
+        among = tl.sum(tl.exp2(_log2_quotient(dx, high[:, None], rate, KERNEL)), axis=1)
         if WEIGH_KERNEL:
-            total += _row_sum(lx, most, wx, WEIGH_KERNEL)
+            total += _row_sum(dx, most, wx, rate, KERNEL, WEIGH_KERNEL)
         else:
             total += among * tl.exp2(high - most)
         by_row = _root(total) if BOTH else 1.0 / tl.maximum(total, 1e-30)
         # Rows that do not exist, and those without any weight to pull, move nothing.
         by_row = tl.where((tl.arange(0, BN) < N) & (total > 1e-30), by_row, 0.0)
         column_x = _root(among)
-        column_u = _root(tl.sum(tl.exp2(lu - _log2_kernel(near_u, rate, KERNEL)[None, :]), axis=0))
-        column_p = _root(tl.sum(tl.exp2(lp - _log2_kernel(near_p, rate, KERNEL)[None, :]), axis=0))
+        column_u, column_p = (
+            _root(_column_sum(du, near_u, rate, KERNEL)),
+            _root(_column_sum(dp, near_p, rate, KERNEL)),
+        )
         ax = _affinity(
-            dx,
-            nearest,
-            by_row,
-            near_x,
-            column_x,
-            wx,
-            rate,
-            floor,
-            KERNEL,
-            BOTH,
-            WEIGH_KERNEL,
-            RAGGED or WEIGHTED,
+            dx, nearest, by_row, near_x, column_x, wx, rate, floor, KERNEL, BOTH, WEIGH_KERNEL, WEIGH
         )
         au = _affinity(
-            du,
-            nearest,
-            by_row,
-            near_u,
-            column_u,
-            wu,
-            rate,
-            floor,
-            KERNEL,
-            BOTH,
-            WEIGH_KERNEL,
-            RAGGED or WEIGHTED,
+            du, nearest, by_row, near_u, column_u, wu, rate, floor, KERNEL, BOTH, WEIGH_KERNEL, WEIGH
         )
         ap = _affinity(
-            dp,
-            nearest,
-            by_row,
-            near_p,
-            column_p,
-            wp,
-            rate,
-            floor,
-            KERNEL,
-            BOTH,
-            WEIGH_KERNEL,
-            RAGGED or WEIGHTED,
+            dp, nearest, by_row, near_p, column_p, wp, rate, floor, KERNEL, BOTH, WEIGH_KERNEL, WEIGH
         )
+        repelled, attracted = tl.sum(ax, axis=1) + tl.sum(au, axis=1), tl.sum(ap, axis=1)
+        repelled, attracted = tl.where(by_row > 0, repelled, 0.0), tl.where(by_row > 0, attracted, 0.0)
         if KEEP:
-            keep = _put(_put(keep, by_row, BN), column_x, BN)
+            keep = _put_4(keep, by_row, repelled, column_x, attracted, BN)
             keep = _put(_put(keep, column_u, BM), column_p, BP)
-            keep = _put(_put(keep, tl.sum(ax, axis=1) + tl.sum(au, axis=1), BN), tl.sum(ap, axis=1), BN)
-        ax, au, ap = ax.to(WORK), au.to(WORK), ap.to(WORK)
-        by_x, by_u, by_p = by_x + (ax,), by_u + (au,), by_p + (ap,)
-        repelled, attracted = (
-            repelled + (_sum_rounded(ax) + _sum_rounded(au),),
-            attracted + (_sum_rounded(ap),),
-        )
+        back, forth = (-repulsion * attracted)[:, None], (attraction * repelled)[:, None]
+        cx, cu, cp = (back * ax).to(WORK), (back * au).to(WORK), (forth * ap).to(WORK)
+        cx = _without_own(cx, _row_total(cx, cu, cp, WORK, BN, BM, BP), WORK, BN)
+        by_x, by_u, by_p = by_x + (cx,), by_u + (cu,), by_p + (cp,)
     sums = ()
     for _ in tl.static_range(R * (R + 1) // 2):
         sums = sums + (tl.zeros((BN,), tl.float32),)
@@ -304,13 +313,8 @@ def products_kernel(
         x, u, p = tiles(gen, neg, pos, stride, N, M, P, width, k, DIRECT, WORK, BN, BM, BP, BK)
         drifts = ()
         for r in tl.static_range(R):
-            away = _add_product(_add_product(tl.zeros((BN, BK), tl.float32), by_x[r], x), by_u[r], u)
-            near = _add_product(tl.zeros((BN, BK), tl.float32), by_p[r], p)
-            drift = (attraction * repelled[r])[:, None] * near - (repulsion * attracted[r])[:, None] * away
-            if not EQUAL:
-                both = (attraction - repulsion) * repelled[r] * attracted[r]
-                drift -= both[:, None] * x.to(tl.float32)
-            drifts = drifts + (drift,)
+            drift = _add_product(tl.zeros((BN, BK), tl.float32), by_x[r], x)
+            drifts = drifts + (_add_product(_add_product(drift, by_u[r], u), by_p[r], p),)
         found = ()
         for r in tl.static_range(R):
             for s in tl.static_range(r, R):
@@ -318,8 +322,7 @@ def products_kernel(
         sums = found
     for r in tl.static_range(R):
         for s in tl.static_range(r, R):
-            total = tl.sum(tl.where(tl.arange(0, BN) < N, sums[r * R - r * (r + 1) // 2 + s], 0.0), axis=0)
-            tl.store(products + (pid * R + r) * R + s, total)
+            tl.store(products + (pid * R + r) * R + s, tl.sum(sums[r * R - r * (r + 1) // 2 + s], axis=0))
 
 
 @triton.jit(do_not_specialize=["V"])
@@ -330,10 +333,7 @@ def gradient_kernel(
     KERNEL: tl.constexpr, BOTH: tl.constexpr, MASKED: tl.constexpr, WEIGH_KERNEL: tl.constexpr,
     BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """upstream · factor · Σ_τ V_τ / λ_τ, into the gradient of each generated sample.
-
-    V_i = Σ_j C_ij (y_j − x_i) with C = −a⁻ S⁺ A, or a⁺ S⁻ A where y attracts.
-    """
+    """upstream · factor · Σ_τ V_τ / λ_τ, into the gradient of each generated sample."""
     pid, group, feature, gen, neg, pos, stride, start = problem(
         origin, table, feature_of_vector, V, N, M, P, width
     )
@@ -347,10 +347,10 @@ def gradient_kernel(
     wu = _weight(weight, first + N, M, BM, WEIGHTED)
     wp = _weight(weight, first + N + M, P, BP, WEIGHTED)
     keep = kept + pid * _kept_width(R, BN, BM, BP)
-    nearest, keep = _get(keep, BN)
-    near_x, keep = _get(keep, BN)
-    near_u, keep = _get(keep, BM)
-    near_p, keep = _get(keep, BP)
+    nearest, near_x = _get(keep, BN, 2), _get(keep + 1, BN, 2)
+    near_u, near_p = _get(keep + 2 * BN, BM, 1), _get(keep + 2 * BN + BM, BP, 1)
+    keep += 2 * BN + BM + BP
+    WEIGH: tl.constexpr = RAGGED or WEIGHTED
     cx, cu, cp = (
         tl.zeros((BN, BN), tl.float32),
         tl.zeros((BN, BM), tl.float32),
@@ -358,66 +358,33 @@ def gradient_kernel(
     )
     for r in tl.static_range(R):
         rate = 1.0 / (tl.load(temperatures + r) * unit)
-        by_row, keep = _get(keep, BN)
-        column_x, keep = _get(keep, BN)
-        column_u, keep = _get(keep, BM)
-        column_p, keep = _get(keep, BP)
-        repelled, keep = _get(keep, BN)
-        attracted, keep = _get(keep, BN)
+        by_row, column_x = _get(keep, BN, 4), _get(keep + 1, BN, 4)
+        repelled, attracted = _get(keep + 2, BN, 4), _get(keep + 3, BN, 4)
+        column_u, column_p = _get(keep + 4 * BN, BM, 1), _get(keep + 4 * BN + BM, BP, 1)
+        keep += 4 * BN + BM + BP
         share = tl.load(inverse_norms + feature * R + r)
-        back, forth = (-repulsion * share) * attracted, (attraction * share) * repelled
-        back, forth = tl.where(by_row > 0, back, 0.0)[:, None], tl.where(by_row > 0, forth, 0.0)[:, None]
+        back, forth = ((-repulsion * share) * attracted)[:, None], ((attraction * share) * repelled)[:, None]
         cx += back * _affinity(
-            dx,
-            nearest,
-            by_row,
-            near_x,
-            column_x,
-            wx,
-            rate,
-            floor,
-            KERNEL,
-            BOTH,
-            WEIGH_KERNEL,
-            RAGGED or WEIGHTED,
+            dx, nearest, by_row, near_x, column_x, wx, rate, floor, KERNEL, BOTH, WEIGH_KERNEL, WEIGH
         )
         cu += back * _affinity(
-            du,
-            nearest,
-            by_row,
-            near_u,
-            column_u,
-            wu,
-            rate,
-            floor,
-            KERNEL,
-            BOTH,
-            WEIGH_KERNEL,
-            RAGGED or WEIGHTED,
+            du, nearest, by_row, near_u, column_u, wu, rate, floor, KERNEL, BOTH, WEIGH_KERNEL, WEIGH
         )
         cp += forth * _affinity(
-            dp,
-            nearest,
-            by_row,
-            near_p,
-            column_p,
-            wp,
-            rate,
-            floor,
-            KERNEL,
-            BOTH,
-            WEIGH_KERNEL,
-            RAGGED or WEIGHTED,
+            dp, nearest, by_row, near_p, column_p, wp, rate, floor, KERNEL, BOTH, WEIGH_KERNEL, WEIGH
         )
     hx, hu, hp = cx.to(WORK), cu.to(WORK), cp.to(WORK)
-    total = _sum_rounded(hx) + _sum_rounded(hu) + _sum_rounded(hp)
+    total = _row_total(hx, hu, hp, WORK, BN, BM, BP)
     if tl.float32 != WORK:
         lx, lu, lp = (
             (cx - hx.to(tl.float32)).to(WORK),
             (cu - hu.to(tl.float32)).to(WORK),
             (cp - hp.to(tl.float32)).to(WORK),
         )
-        total += _sum_rounded(lx) + _sum_rounded(lu) + _sum_rounded(lp)
+        # What the halves leave together goes into the lower one, which has room for it.
+        lx = _without_own(lx, total + _row_total(lx, lu, lp, WORK, BN, BM, BP), WORK, BN)
+    else:
+        hx = _without_own(hx, total, WORK, BN)
     factor = tl.load(factors + feature) * tl.load(upstream + group)
     out = address(origin, table, feature, GRADIENT) + start
     row = tl.arange(0, BN)
@@ -427,7 +394,7 @@ def gradient_kernel(
         drift = _add_product(_add_product(drift, hu, u), hp, p)
         if tl.float32 != WORK:
             drift = _add_product(_add_product(_add_product(drift, lx, x), lu, u), lp, p)
-        drift = factor * (drift - total[:, None] * x.to(tl.float32))
+        drift *= factor
         column = k + tl.arange(0, BK)
         inside = (row < N)[:, None] & (column < width)[None, :]
         tl.store(out + row[:, None] * stride + column[None, :], drift.to(out.dtype.element_ty), mask=inside)
