@@ -16,7 +16,7 @@ from driftgen.errors import InputError, NotFiniteError, unknown_name
 from driftgen.field import check_factor, check_temperature, check_weight
 from driftgen.kernels import Kernel, get_kernel, laplace
 from driftgen.normalization import Normalization, both, get_normalization
-from driftgen.passes import Passes
+from driftgen.passes import start_passes
 from driftgen.problems import Samples, as_features, buckets_by_width
 from driftgen.settings import PAPER_GUARDS, RELEASE_GUARDS, Gradient, Settings, Statistics
 
@@ -178,7 +178,7 @@ class DriftingLoss(nn.Module):
         )
         wants_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in gen.values())
         with torch.no_grad(), torch.autocast(first.device.type, enabled=False):
-            passes = Passes(
+            passes = start_passes(
                 self.settings, buckets_by_width(gen, pos, neg), weight, statistics, wants_gradient
             )
             scale = passes.measure_scale()
@@ -212,19 +212,22 @@ class _Attach(torch.autograd.Function):
         ctx: Any,
         gradient: Gradient,
         saved: Sequence[Tensor],
-        all_groups: Tensor,
+        all_groups: Tensor | int,
         loss: Tensor,
         per_group: Tensor,
         *generated: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        ctx.gradient, ctx.all_groups = gradient, all_groups
+        ctx.gradient, ctx.all_groups, ctx.groups = gradient, all_groups, len(per_group)
         ctx.save_for_backward(*saved)
+        ctx.set_materialize_grads(False)
         return loss.clone(), per_group.clone()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, loss: Tensor, per_group: Tensor) -> tuple[Tensor | None, ...]:
-        upstream = loss + per_group * ctx.all_groups.to(per_group.dtype)
+    def backward(ctx: Any, loss: Tensor | None, per_group: Tensor | None) -> tuple[Tensor | None, ...]:
+        upstream = None if per_group is None else per_group * ctx.all_groups
+        if loss is not None:
+            upstream = loss.expand(ctx.groups) if upstream is None else upstream + loss
         return (None, None, None, None, None, *ctx.gradient.read(upstream, ctx.saved_tensors))
 
 

@@ -9,19 +9,29 @@ import torch.distributed as dist
 from torch import Tensor
 
 from driftgen.eager import EagerEngine
-from driftgen.fused import FusedEngine, covers
+from driftgen.fused import FusedEngine, FusedPasses, covers
 from driftgen.problems import Bucket
 from driftgen.settings import Engine, Finished, Settings, Statistics
 
-__all__ = ["Passes"]
+__all__ = ["Passes", "start_passes"]
+
+
+def start_passes(
+    settings: Settings, buckets: list[Bucket], weight: Tensor | None, given: Statistics | None, gradient: bool
+) -> Passes | FusedPasses:
+    """The passes of one call; see :class:`Passes`. GPU kernels do the work where they cover it."""
+    fused = covers(settings, buckets)
+    if fused and settings.process_group is None and given is None:
+        return FusedPasses(settings, buckets, weight, gradient)
+    engine = (FusedEngine if fused else EagerEngine)(settings, buckets, weight, gradient)
+    return Passes(settings, buckets, weight, given, engine)
 
 
 class Passes:
     """Runs the passes in order: :meth:`measure_scale`, :meth:`measure_drift`, :meth:`combine`.
 
     ``weight`` is ``[G, T]`` over y = [generated, negatives, positives], or None; ``given`` stands in place of
-    what would be measured over the whole batch; ``gradient`` says whether it is wanted. GPU kernels do the
-    work where they cover it.
+    what would be measured over the whole batch.
     """
 
     def __init__(
@@ -30,7 +40,7 @@ class Passes:
         buckets: list[Bucket],
         weight: Tensor | None,
         given: Statistics | None,
-        gradient: bool,
+        engine: Engine,
     ) -> None:
         self.settings, self.buckets, self.weight, self.given = settings, buckets, weight, given
         first = buckets[0]
@@ -40,8 +50,7 @@ class Passes:
         shapes = {f: (v, b.width) for b in buckets for f, v in zip(b.features, b.vectors, strict=True)}
         table = torch.tensor([shapes[f] for f in range(len(shapes))], dtype=self.exact)
         self.vectors, self.widths = table.to(self.device, non_blocking=True).unbind(1)
-        engine = FusedEngine if covers(settings, buckets) else EagerEngine
-        self.engine: Engine = engine(settings, buckets, weight, gradient)
+        self.engine = engine
 
     def measure_scale(self) -> Tensor:
         """First pass and collective: the mean distance of each feature, E_x E_y ‖φ(x) − φ(y)‖, weighted over

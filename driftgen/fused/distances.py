@@ -5,7 +5,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["GRADIENT", "address", "distances", "inside_of", "problem", "tiles"]
+__all__ = [
+    "FIELDS",
+    "FIRST",
+    "GRADIENT",
+    "POSITION",
+    "VECTORS",
+    "address",
+    "distances",
+    "inside_of",
+    "problem",
+    "tiles",
+]
 
 # Columns of the table that describes the features of a bucket.
 GENERATED = tl.constexpr(0)
@@ -15,7 +26,8 @@ GRADIENT = tl.constexpr(3)
 VECTORS = tl.constexpr(4)
 FIRST = tl.constexpr(5)
 APART = tl.constexpr(6)  # vectors from group to group of the generated samples, negatives and positives
-FIELDS = tl.constexpr(9)
+POSITION = tl.constexpr(9)  # of the feature in the call
+FIELDS = tl.constexpr(10)
 FARTHEST = tl.constexpr(3.0e38)
 CLOSE = tl.constexpr(1 / 64)  # mean squared distance to mean squared norms, below which digits would cancel
 
@@ -174,8 +186,8 @@ def tiles(
 
 @triton.jit
 def problem(origin, table, feature_of_vector, V, N, M, P, width):
-    """Where this program's problem lies: group, feature, its first number in the three sets, how far apart
-    its samples are, and how far its first number is from that of the feature.
+    """Where this program's problem lies: group, feature, its position in the call, its first number in the
+    three sets, how far apart its samples are, and how far its first number is from that of the feature.
     """
     pid = tl.program_id(0).to(tl.int64)
     group, vector = pid // V, pid % V
@@ -186,4 +198,14 @@ def problem(origin, table, feature_of_vector, V, N, M, P, width):
     neg = _samples(origin, table, feature, NEGATIVES, group, own, width)
     pos = _samples(origin, table, feature, POSITIVES, group, own, width)
     start = (group * N * vectors + own) * width
-    return pid, group, feature, gen, neg, pos, vectors.to(tl.int32) * width, start
+    return (
+        pid,
+        group,
+        feature,
+        tl.load(table + feature * FIELDS + POSITION),
+        gen,
+        neg,
+        pos,
+        vectors.to(tl.int32) * width,
+        start,
+    )

@@ -18,7 +18,7 @@ from driftgen.normalization import both, over_y
 from driftgen.problems import Bucket
 from driftgen.settings import Finished, Settings
 
-__all__ = ["FusedEngine", "covers"]
+__all__ = ["FusedEngine", "FusedPasses", "covers"]
 
 KERNELS = (laplace, gaussian, inverse_multiquadric)  # in the order of their numbers
 MOST_TEMPERATURES = 4
@@ -32,6 +32,7 @@ BUILD: dict[str, dict[str, int | None]] = {
     "gradient_kernel": {"BK": 64, "num_warps": 4, "num_stages": 3, "maxnreg": None},
 }
 DIRECT_TILE = 32  # numbers of a sample in a tile of float32: more would not fit beside A
+BLOCK = 1024  # problems that statistics are taken of at a time
 FEW = 8  # up to so many generated samples rounding does not average out
 
 
@@ -97,17 +98,17 @@ class _Shape:
 
     def table(self, sets: Sequence[Sequence[Tensor]], device: torch.device) -> Tensor:
         """For each feature: where its generated samples, negatives, positives and gradients lie, counted in
-        numbers from the very first sample, how many vectors it has and the number of the first, and how many
-        vectors a group of each set is apart from the next.
+        numbers from the very first sample, how many vectors it has and the number of the first, how many
+        vectors a group of each set is apart from the next, and its position in the call.
         """
         origin, size = sets[0][0].data_ptr(), self.dtype.itemsize
         rows, first = [], 0
-        for i, vectors in enumerate(self.vectors):
+        for i, (vectors, position) in enumerate(zip(self.vectors, self.features, strict=True)):
             away = [(tensors[i].data_ptr() - origin) // size if tensors else 0 for tensors in sets]
             apart = [tensors[i].stride(0) // self.width if tensors else 0 for tensors in sets[:3]]
-            rows.append([*away, vectors, first, *apart])
+            rows.append((*away, vectors, first, *apart, position))
             first += vectors
-        return torch.tensor(rows).to(device, non_blocking=True)
+        return _on_device(tuple(rows), device)
 
     def kept(self, temperatures: int) -> int:
         """Numbers that the products leave for the gradient of a problem; see ``driftgen.fused.kernels``."""
@@ -189,11 +190,12 @@ class _Launcher:
         table: Tensor,
         *arguments: Tensor,
         full: bool = True,
+        before: Sequence[int] = (),
         **further: Any,
     ) -> None:
         s, owner = self.settings, self.numbers(shape).owner
         constants: dict[str, Any] = {"WEIGHTED": self.weighted, **shape.options(kernel.__name__)}
-        numbers = [sum(shape.vectors), *shape.samples, shape.width, s.guards.least_distance]
+        numbers = [*before, sum(shape.vectors), *shape.samples, shape.width, s.guards.least_distance]
         if full:
             masked = math.isinf(s.guards.self_distance)
             numbers += [0.0 if masked else s.guards.self_distance, s.guards.least_affinity]
@@ -222,47 +224,58 @@ class FusedEngine:
     ) -> None:
         self.gradient = gradient
         self.sets = [[[_ready(t) for t in tensors] for tensors in _three(bucket)] for bucket in buckets]
-        self.exact, device = buckets[0].exact, buckets[0].device
+        self.exact, self.device = buckets[0].exact, buckets[0].device
         self.features = sum(len(bucket.features) for bucket in buckets)
-        shapes = [_Shape.of(bucket) for bucket in buckets]
-        self.launcher = _Launcher(settings, shapes, weight, buckets[0])
-        self.tables = [
-            shape.table([*sets, []], device) for shape, sets in zip(shapes, self.sets, strict=True)
-        ]
+        self.temperatures = len(settings.temperatures)
+        self.shapes = [_Shape.of(bucket) for bucket in buckets]
+        self.launcher = _Launcher(settings, self.shapes, weight, buckets[0])
+        pairs = zip(self.shapes, self.sets, strict=True)
+        self.tables = [shape.table([*sets, []], self.device) for shape, sets in pairs]
+        # Of each feature; see ``driftgen.fused.statistics``.
+        self.numbers = torch.empty(self.features, 3 + 2 * self.temperatures, device=self.device)
 
-    def sum_distances(self) -> Tensor:
+    def scale_pass(self) -> list[Tensor]:
+        """Σ w ‖x − y‖ of each problem, ``[problems]`` of each width."""
         from driftgen.fused.kernels import scale_kernel
 
         found = []
         for shape, *place in self._places():
-            sums = torch.empty(shape.problems, device=place[0].device)
-            self.launcher.launch(scale_kernel, shape, *place, sums, full=False)
-            found.append(sums.view(shape.groups, -1, 1).sum(0, dtype=self.exact))
+            found.append(torch.empty(shape.problems, device=self.device))
+            self.launcher.launch(scale_kernel, shape, *place, found[-1], full=False)
+        return found
+
+    def products_pass(self) -> list[Tensor]:
+        """⟨V_τ, V_τ'⟩ for τ ≤ τ' of each problem, ``[problems, R, R]`` of each width."""
+        from driftgen.fused.kernels import products_kernel
+
+        found, r = [], self.temperatures
+        self.kept: list[Tensor] = []
+        for shape, *place in self._places():
+            found.append(torch.empty(shape.problems, r, r, device=self.device))
+            kept = torch.empty(shape.problems * shape.kept(r) if self.gradient else 1, device=self.device)
+            arguments = self.numbers, self.launcher.temperatures, found[-1], kept
+            self.launcher.launch(products_kernel, shape, *place, *arguments, KEEP=self.gradient)
+            self.kept.append(kept)
+        return found
+
+    def finished(self, per_group: Tensor) -> Finished:
+        """The result of the last pass, which is yet to come."""
+        if not self.gradient:
+            return Finished(per_group)
+        saved = [tensor for sets in self.sets for tensors in sets for tensor in tensors]
+        return Finished(per_group, _FusedGradient(self.launcher, self.numbers), saved + self.kept)
+
+    def sum_distances(self) -> Tensor:
+        sums = self.scale_pass()
+        pairs = zip(self.shapes, sums, strict=True)
+        found = [each.view(shape.groups, -1, 1).sum(0, dtype=self.exact) for shape, each in pairs]
         return self._by_feature(found)[:, 0]
 
     def sum_products(self, kernel_unit: Tensor, unit: Tensor) -> Tensor:
-        from driftgen.fused.kernels import products_kernel
-
-        self.kernel_unit, self.unit = kernel_unit.float(), unit
+        self.numbers[:, 1], self.unit = kernel_unit, unit
+        r = self.temperatures
         self.products: list[Tensor] = []
-        self.kept: list[Tensor] = []
-        r = len(self.launcher.settings.temperatures)
-        for shape, *place in self._places():
-            products = torch.empty(shape.problems, r, r, device=unit.device)
-            kept = torch.empty(shape.problems * shape.kept(r) if self.gradient else 1, device=unit.device)
-            units = self.kernel_unit[self.launcher.numbers(shape).positions]
-            temperatures = self.launcher.temperatures
-            self.launcher.launch(
-                products_kernel,
-                shape,
-                *place,
-                units,
-                temperatures,
-                products,
-                kept,
-                KEEP=self.gradient,
-            )
-            self.kept.append(kept)
+        for shape, products in zip(self.shapes, self.products_pass(), strict=True):
             products = products.triu() + products.triu(1).mT
             self.products.append(products.view(shape.groups, -1, r * r))
         sums = self._by_feature([p.sum(0, dtype=self.exact) for p in self.products])
@@ -272,17 +285,15 @@ class FusedEngine:
         norms = (inverse_norm[:, :, None] * inverse_norm[:, None, :]).flatten(1)
         norms *= (share / self.unit.square())[:, None]
         per_group = torch.zeros(self.products[0].shape[0], dtype=self.exact, device=share.device)
-        for shape, products in zip(self.launcher.shapes, self.products, strict=True):
+        for shape, products in zip(self.shapes, self.products, strict=True):
             of_vector = norms[self.launcher.numbers(shape).feature]
             per_group += torch.einsum("gvr,vr->g", products.to(self.exact), of_vector)
-        if not self.gradient:
-            return Finished(per_group)
-        saved = [tensor for sets in self.sets for tensors in sets for tensor in tensors] + self.kept
-        numbers = self.kernel_unit, inverse_norm.float(), (factor / self.unit).float()
-        return Finished(per_group, _FusedGradient(self.launcher, *numbers), saved)
+        self.numbers[:, 2] = factor / self.unit
+        self.numbers[:, 3 + self.temperatures :] = inverse_norm
+        return self.finished(per_group)
 
     def _places(self) -> Iterator[tuple[_Shape, Tensor, Tensor]]:
-        for shape, sets, table in zip(self.launcher.shapes, self.sets, self.tables, strict=True):
+        for shape, sets, table in zip(self.shapes, self.sets, self.tables, strict=True):
             yield shape, sets[0][0], table
 
     def _by_feature(self, found: list[Tensor]) -> Tensor:
@@ -291,10 +302,78 @@ class FusedEngine:
         A product, as ``index_add`` on a GPU adds in any order.
         """
         out = found[0].new_zeros(self.features, found[0].shape[1])
-        for shape, values in zip(self.launcher.shapes, found, strict=True):
+        for shape, values in zip(self.shapes, found, strict=True):
             numbers = self.launcher.numbers(shape)
             out[numbers.positions] = numbers.member @ values
         return out
+
+
+class FusedPasses:
+    """What ``driftgen.passes.Passes`` does, for one process that measures its own statistics: kernels between
+    the passes, too (``driftgen.fused.statistics``).
+    """
+
+    def __init__(
+        self, settings: Settings, buckets: list[Bucket], weight: Tensor | None, gradient: bool
+    ) -> None:
+        self.settings, self.buckets, self.weight = settings, buckets, weight
+        self.engine = FusedEngine(settings, buckets, weight, gradient)
+        self.all_groups = buckets[0].groups
+        features, r = self.engine.features, self.engine.temperatures
+        self.exact = torch.empty(features, 1 + r * r, dtype=torch.float64, device=self.engine.device)
+
+    def measure_scale(self) -> Tensor:
+        """First pass: the mean distance of each feature."""
+        from driftgen.fused.statistics import scale_statistics
+
+        weighted = self.weight is not None
+        total = self.exact if self.weight is None else self.weight.sum(dtype=torch.float64)
+        for shape, table, sums in self._places(self.engine.scale_pass()):
+            pairs = 0 if weighted else shape.groups * sum(shape.samples)
+            arguments = sums, table, total, self.engine.numbers, self.exact
+            sizes = shape.groups, sum(shape.vectors), shape.samples[0], pairs, shape.width
+            least = self.settings.guards.least_scale
+            with _on(self.engine.device):
+                scale_statistics[(len(shape.features),)](
+                    *arguments, *sizes, least, weighted, self.engine.temperatures, BLOCK
+                )
+        return self.engine.numbers[:, 0]
+
+    def measure_drift(self) -> Tensor:
+        """Second pass: E[‖V_τ‖² / D] of each feature and temperature."""
+        from driftgen.fused.statistics import drift_statistics
+
+        s, r = self.settings, self.engine.temperatures
+        self.products = self.engine.products_pass()
+        self.losses = torch.empty(self.engine.features, dtype=torch.float64, device=self.engine.device)
+        for shape, table, products in self._places(self.products):
+            arguments = products, table, self.engine.numbers, self.exact, self.losses
+            sizes = shape.groups, sum(shape.vectors), shape.samples[0], shape.width, s.guards.least_drift
+            with _on(self.engine.device):
+                drift_statistics[(len(shape.features),)](
+                    *arguments, *sizes, s.normalize_drift, s.sum_vectors, r, BLOCK
+                )
+        return self.engine.numbers[:, 3 : 3 + r]
+
+    def combine(self) -> tuple[Tensor, Finished]:
+        """The loss, its share for each group, and the gradient, if it is wanted."""
+        from driftgen.fused.statistics import group_statistics
+
+        found = torch.empty(
+            len(self.engine.shapes), self.all_groups, dtype=torch.float64, device=self.engine.device
+        )
+        for (shape, table, products), per_group in zip(self._places(self.products), found, strict=True):
+            vectors, owner = sum(shape.vectors), self.engine.launcher.numbers(shape).owner
+            block = min(_block(vectors), BLOCK)
+            with _on(self.engine.device):
+                group_statistics[(shape.groups,)](
+                    products, table, owner, self.exact, per_group, vectors, self.engine.temperatures, block,
+                    num_warps=max(1, block // 128),
+                )  # fmt: skip
+        return self.losses.sum().float(), self.engine.finished(found.sum(0))
+
+    def _places(self, found: list[Tensor]) -> Iterator[tuple[_Shape, Tensor, Tensor]]:
+        yield from zip(self.engine.shapes, self.engine.tables, found, strict=True)
 
 
 @dataclass
@@ -302,17 +381,15 @@ class _FusedGradient:
     """The last pass, when the gradient is asked for: nothing of it has to be kept until then."""
 
     launcher: _Launcher
-    kernel_unit: Tensor
-    inverse_norm: Tensor
-    factor: Tensor
+    numbers: Tensor
 
     def read(self, upstream: Tensor, saved: Sequence[Tensor]) -> list[Tensor]:
         from driftgen.fused.kernels import gradient_kernel
 
         rest, gradients = list(saved), []
+        upstream = upstream.float()
         shapes = self.launcher.shapes
-        kept = rest[-len(shapes) :]
-        for shape, found in zip(shapes, kept, strict=True):
+        for shape, kept in zip(shapes, rest[-len(shapes) :], strict=True):
             sets = []
             for samples in shape.samples:
                 count = len(shape.features) if samples else 0
@@ -320,21 +397,18 @@ class _FusedGradient:
                 del rest[:count]
             out = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in sets[0]]
             table = shape.table([*sets, out], upstream.device)
-            chosen = self.launcher.numbers(shape).positions
+            arguments = self.numbers, self.launcher.temperatures, kept, upstream
             self.launcher.launch(
-                gradient_kernel,
-                shape,
-                sets[0][0],
-                table,
-                self.kernel_unit[chosen],
-                self.launcher.temperatures,
-                found,
-                self.inverse_norm[chosen].contiguous(),
-                self.factor[chosen],
-                upstream.float().contiguous(),
+                gradient_kernel, shape, sets[0][0], table, *arguments, before=[upstream.stride(0)]
             )
             gradients += out
         return gradients
+
+
+@functools.lru_cache(maxsize=256)
+def _on_device(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
+    """Kept, since memory is often given out in the same places again."""
+    return torch.tensor(rows).to(device, non_blocking=True)
 
 
 @functools.lru_cache(maxsize=64)

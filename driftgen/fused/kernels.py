@@ -159,7 +159,7 @@ def scale_kernel(
     BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Σ_ij w_j ‖x_i − y_j‖ of each problem."""
-    pid, group, _, gen, neg, pos, stride, _ = problem(origin, table, feature_of_vector, V, N, M, P, width)
+    pid, group, _, _, gen, neg, pos, stride, _ = problem(origin, table, feature_of_vector, V, N, M, P, width)
     dx, du, dp = distances(gen, neg, pos, stride, N, M, P, width, DIRECT, WORK, BN, BM, BP, BK)
     first = group * (N + M + P)
     WEIGH: tl.constexpr = RAGGED or WEIGHTED
@@ -236,7 +236,7 @@ def _get(pointer, B: tl.constexpr, STEP: tl.constexpr):
 
 @triton.jit(do_not_specialize=["V"])
 def products_kernel(
-    origin, table, feature_of_vector, weight, units, temperatures, products, kept,
+    origin, table, feature_of_vector, weight, numbers, temperatures, products, kept,
     V, N, M, P, width, least_distance, self_distance, floor, attraction, repulsion,
     WORK: tl.constexpr, WEIGHTED: tl.constexpr, RAGGED: tl.constexpr, DIRECT: tl.constexpr, R: tl.constexpr,
     KERNEL: tl.constexpr, BOTH: tl.constexpr, MASKED: tl.constexpr, WEIGH_KERNEL: tl.constexpr,
@@ -248,10 +248,10 @@ def products_kernel(
     V_i = Σ_j C_ij (y_j − x_i), with S the sums of A over what repels and what attracts, and C = −a⁻ S⁺ A, or
     a⁺ S⁻ A where y attracts.
     """
-    pid, group, feature, gen, neg, pos, stride, _ = problem(
+    pid, group, _, position, gen, neg, pos, stride, _ = problem(
         origin, table, feature_of_vector, V, N, M, P, width
     )
-    unit = tl.load(units + feature)
+    unit = tl.load(numbers + position * (3 + 2 * R) + 1)
     dx, du, dp = _pairs(
         gen, neg, pos, stride, unit, N, M, P, width, least_distance, self_distance,
         WORK, RAGGED, DIRECT, MASKED, BN, BM, BP, BK,
@@ -325,19 +325,19 @@ def products_kernel(
             tl.store(products + (pid * R + r) * R + s, tl.sum(sums[r * R - r * (r + 1) // 2 + s], axis=0))
 
 
-@triton.jit(do_not_specialize=["V"])
+@triton.jit(do_not_specialize=["V", "by_group"])
 def gradient_kernel(
-    origin, table, feature_of_vector, weight, units, temperatures, kept, inverse_norms, factors, upstream,
-    V, N, M, P, width, least_distance, self_distance, floor, attraction, repulsion,
+    origin, table, feature_of_vector, weight, numbers, temperatures, kept, upstream,
+    by_group, V, N, M, P, width, least_distance, self_distance, floor, attraction, repulsion,
     WORK: tl.constexpr, WEIGHTED: tl.constexpr, RAGGED: tl.constexpr, DIRECT: tl.constexpr, R: tl.constexpr,
     KERNEL: tl.constexpr, BOTH: tl.constexpr, MASKED: tl.constexpr, WEIGH_KERNEL: tl.constexpr,
     BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """upstream · factor · Σ_τ V_τ / λ_τ, into the gradient of each generated sample."""
-    pid, group, feature, gen, neg, pos, stride, start = problem(
+    pid, group, feature, position, gen, neg, pos, stride, start = problem(
         origin, table, feature_of_vector, V, N, M, P, width
     )
-    unit = tl.load(units + feature)
+    unit = tl.load(numbers + position * (3 + 2 * R) + 1)
     dx, du, dp = _pairs(
         gen, neg, pos, stride, unit, N, M, P, width, least_distance, self_distance,
         WORK, RAGGED, DIRECT, MASKED, BN, BM, BP, BK,
@@ -362,7 +362,7 @@ def gradient_kernel(
         repelled, attracted = _get(keep + 2, BN, 4), _get(keep + 3, BN, 4)
         column_u, column_p = _get(keep + 4 * BN, BM, 1), _get(keep + 4 * BN + BM, BP, 1)
         keep += 4 * BN + BM + BP
-        share = tl.load(inverse_norms + feature * R + r)
+        share = tl.load(numbers + position * (3 + 2 * R) + 3 + R + r)
         back, forth = ((-repulsion * share) * attracted)[:, None], ((attraction * share) * repelled)[:, None]
         cx += back * _affinity(
             dx, nearest, by_row, near_x, column_x, wx, rate, floor, KERNEL, BOTH, WEIGH_KERNEL, WEIGH
@@ -385,7 +385,7 @@ def gradient_kernel(
         lx = _without_own(lx, total + _row_total(lx, lu, lp, WORK, BN, BM, BP), WORK, BN)
     else:
         hx = _without_own(hx, total, WORK, BN)
-    factor = tl.load(factors + feature) * tl.load(upstream + group)
+    factor = tl.load(numbers + position * (3 + 2 * R) + 2) * tl.load(upstream + group * by_group)
     out = address(origin, table, feature, GRADIENT) + start
     row = tl.arange(0, BN)
     for k in range(0, width, BK):

@@ -1,0 +1,114 @@
+"""What lies between the passes, as kernels: a few numbers for each feature, from sums over all its problems.
+
+PyTorch does the same in some sixty small operations (``driftgen.passes``), whose launches would take longer
+than a small loss.
+
+The numbers of a feature, ``[F, 3 + 2 R]``: its scale, the unit of distances, the factor of its gradient, its
+drift at each temperature, and 1/λ of each. In float64, ``[F, 1 + R²]``: the unit of drifts, and the weight of
+each product ⟨V_τ, V_τ'⟩ in the loss of a group.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from driftgen.fused.distances import FIELDS, FIRST, POSITION, VECTORS
+
+__all__ = ["drift_statistics", "group_statistics", "scale_statistics"]
+
+
+@triton.jit
+def _feature(table):
+    """The vectors of this program's feature, the first of them, and its position in the call."""
+    row = table + tl.program_id(0) * FIELDS
+    return tl.load(row + VECTORS), tl.load(row + FIRST), tl.load(row + POSITION)
+
+
+@triton.jit
+def _at_least(value, least, other):
+    """``value``, but no less than ``least``; without such a bound, ``other`` in place of 0."""
+    return tl.where(least > 0, tl.maximum(value, least), tl.where(value > 0, value, other))
+
+
+@triton.jit(do_not_specialize=["groups", "V", "N", "pairs", "width"])
+def scale_statistics(
+    sums, table, weight_sum, numbers, exact, groups, V, N, pairs, width, least_scale,
+    WEIGHTED: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Scale = Σ w ‖x − y‖ / Σ w, and the units that follow from it."""
+    vectors, first, position = _feature(table)
+    total = tl.zeros((BLOCK,), tl.float64)
+    for start in range(0, groups * vectors, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        problem = (i // vectors) * V + first + i % vectors
+        total += tl.load(sums + problem, mask=i < groups * vectors, other=0.0).to(tl.float64)
+    each = tl.load(weight_sum).to(tl.float64) if WEIGHTED else pairs.to(tl.float64)
+    count = each * (N * vectors).to(tl.float64)
+    scale = tl.where(count > 0, tl.sum(total, axis=0) / count, 0.0)
+    unit = _at_least(scale / tl.sqrt(width.to(tl.float64)), least_scale, 1.0)
+    tl.store(numbers + position * (3 + 2 * R), scale.to(tl.float32))
+    tl.store(numbers + position * (3 + 2 * R) + 1, _at_least(scale, least_scale, 1.0).to(tl.float32))
+    tl.store(exact + position * (1 + R * R), unit)
+
+
+@triton.jit(do_not_specialize=["groups", "V", "N", "width"])
+def drift_statistics(
+    products, table, numbers, exact, losses, groups, V, N, width, least_drift,
+    NORMALIZE: tl.constexpr, SUM_VECTORS: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """E[‖V_τ‖² / D], 1/λ_τ, the loss of the feature, and what weighs its gradient and its products."""
+    vectors, first, position = _feature(table)
+    row, wide = numbers + position * (3 + 2 * R), exact + position * (1 + R * R)
+    unit = tl.load(wide)
+    count = (groups * N * vectors).to(tl.float64) * width.to(tl.float64)
+    means = ()
+    for r in tl.static_range(R):
+        for s in tl.static_range(r, R):
+            total = tl.zeros((BLOCK,), tl.float64)
+            for start in range(0, groups * vectors, BLOCK):
+                i = start + tl.arange(0, BLOCK)
+                problem = ((i // vectors) * V + first + i % vectors).to(tl.int64)
+                found = tl.load(
+                    products + problem * (R * R) + r * R + s, mask=i < groups * vectors, other=0.0
+                )
+                total += found.to(tl.float64)
+            means = means + (tl.sum(total, axis=0) / (count * unit * unit),)
+    inverse = ()
+    for r in tl.static_range(R):
+        drift = means[r * R - r * (r + 1) // 2 + r]
+        tl.store(row + 3 + r, drift.to(tl.float32))
+        norm = _at_least(drift, least_drift, float("inf")) if NORMALIZE else drift * 0.0 + 1.0
+        norm = 1.0 / tl.sqrt(norm)
+        tl.store(row + 3 + R + r, norm.to(tl.float32))
+        inverse = inverse + (norm,)
+    counted = vectors.to(tl.float64) if SUM_VECTORS else 1.0
+    share = counted / ((vectors * N).to(tl.float64) * width.to(tl.float64))
+    loss = unit * 0.0
+    for r in tl.static_range(R):
+        for s in tl.static_range(r, R):
+            weight = inverse[r] * inverse[s] * (1.0 if r == s else 2.0)
+            loss += weight * means[r * R - r * (r + 1) // 2 + s]
+            tl.store(wide + 1 + r * R + s, weight * share / (unit * unit))
+    tl.store(row + 2, (-2 * share / (unit * unit * groups.to(tl.float64))).to(tl.float32))
+    tl.store(losses + position, loss * counted)
+
+
+@triton.jit(do_not_specialize=["V"])
+def group_statistics(
+    products, table, feature_of_vector, exact, per_group, V, R: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Σ ⟨V_τ, V_τ'⟩ / (λ_τ λ_τ') of each group, over all vectors and features of one width."""
+    group = tl.program_id(0).to(tl.int64)
+    total = tl.zeros((BLOCK,), tl.float64)
+    for start in range(0, V, BLOCK):
+        v = start + tl.arange(0, BLOCK)
+        there = v < V
+        feature = tl.load(feature_of_vector + v, mask=there, other=0)
+        position = tl.load(table + feature * FIELDS + POSITION, mask=there, other=0)
+        for r in tl.static_range(R):
+            for s in tl.static_range(r, R):
+                weight = tl.load(exact + position * (1 + R * R) + 1 + r * R + s, mask=there, other=0.0)
+                at = products + (group * V + v) * (R * R) + r * R + s
+                total += weight * tl.load(at, mask=there, other=0.0).to(tl.float64)
+    tl.store(per_group + group, tl.sum(total, axis=0).to(tl.float32))
