@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,8 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from driftgen.compiling import compile_parts
 from driftgen.errors import InputError, unknown_name
-from driftgen.generators.noise import Generator
+from driftgen.generators.fp8 import check_fp8, has_fp8, use_fp8
+from driftgen.generators.noise import Generator, Noise
+from driftgen.graphs import Graphed, check_compiler, fixed_sizes
 from driftgen.interop import hub
 from driftgen.interop.convert import load_any
 from driftgen.pixels import to_pil, to_uint8
@@ -68,6 +73,8 @@ class DriftPipeline:
         self.batch_size = batch_size
         self.source = dict(source or {})
         self.official: dict[str, Any] | None = None  # what the authors' artifact said of itself
+        self._compiled: Callable[..., Tensor] | None = None
+        self._graphed: Graphed | None = None
         config = getattr(generator, "config", None)
         self.num_classes: int | None = getattr(config, "num_classes", None)
         self.channels: int | None = getattr(config, "in_channels", None)
@@ -90,16 +97,22 @@ class DriftPipeline:
         dtype: torch.dtype | None = None,
         tokenizer: Tokenizer | str | Path | None = None,
         batch_size: int = 32,
+        fp8: bool = False,
     ) -> DriftPipeline:
         """Loads a saved model, a training run, one of the authors' artifacts, or a name on the Hub.
 
         Args:
             source: a folder of one of these kinds, ``owner/repository``, or ``hf://ablation`` and the like.
             device: where to put it; the CPU if None.
-            dtype: number type of the generator; that of the file if None.
+            dtype: number type of the generator; that of the file if None, with ``fp8`` bfloat16.
             tokenizer: in place of the model's own: a module, or the folder or Hub name of an SD-VAE.
             batch_size: samples made at a time.
+            fp8: the large products of a DiT in 8-bit numbers, on GPUs that have them; pays with
+                :meth:`compile`. Such a pipeline samples and cannot be saved.
         """
+        if fp8:
+            check_fp8(device)
+            dtype = dtype or torch.bfloat16
         folder = find_model(str(source))
         if isinstance(tokenizer, str | Path):
             tokenizer = SDVAE(str(tokenizer))
@@ -111,7 +124,10 @@ class DriftPipeline:
             tokenizer = build_tokenizer(described, folder / TOKENIZER)
         pipe = cls(model, tokenizer, batch_size=batch_size, **facts)
         pipe.official = official
-        return pipe.to(device, dtype)
+        pipe.to(device, dtype)
+        if fp8:
+            use_fp8(model)
+        return pipe
 
     def to(self, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> DriftPipeline:
         """Moves the generator (and the tokenizer, which keeps its number type) and returns the pipeline."""
@@ -121,6 +137,28 @@ class DriftPipeline:
                 self._tokenizer.to(device=device)
         except (RuntimeError, AssertionError) as error:
             raise InputError(f"device={device}: {str(error).splitlines()[0]}") from None
+        if self._graphed is not None:
+            self._graphed.forget()
+        return self
+
+    def compile(self, *, graphs: bool = True) -> DriftPipeline:
+        """Compiles the generator piece by piece, in place, and returns the pipeline.
+
+        Images change by rounding alone, as between batch sizes. All batches of a call then have one size, at
+        most ``batch_size`` and otherwise a power of two, with samples in excess thrown away: the first call
+        of each size compiles, and takes a minute.
+
+        Args:
+            graphs: on an NVIDIA GPU, record the whole network call as a CUDA graph and replay it; the four
+                sizes used last are kept. Move such a pipeline by :meth:`to`, not its generator.
+        """
+        try:
+            check_compiler(self.device)
+            compile_parts(self.generator)
+        except RuntimeError as error:
+            raise _not_compiled(error) from None
+        self._compiled = functools.partial(_evaluate, self.generator)
+        self._graphed = Graphed(self._compiled) if graphs else None
         return self
 
     @property
@@ -193,8 +231,14 @@ class DriftPipeline:
         decode = None if output == "latent" else self.tokenizer.decode
         for start in range(0, skip, self.batch_size):
             self._noise(min(skip - start, self.batch_size), randomness)
-        for start in range(skip, len(labels), self.batch_size):
-            yield self._batch(labels[start : start + self.batch_size], alpha, randomness, decode, output)
+        size = _size(len(labels) - skip, self.batch_size)
+        parts = [labels[i : i + self.batch_size] for i in range(skip, len(labels), self.batch_size)]
+        noise = self._noise(len(parts[0]), randomness) if parts else None
+        for part, following in itertools.zip_longest(parts, parts[1:]):
+            samples = self._samples(part, alpha, noise, size)
+            if following:
+                noise = self._noise(len(following), randomness)  # while a GPU is busy with the samples
+            yield self._finished(samples, decode, output)
 
     def check(
         self, *, guidance: float | None = None, seed: int | None = None, output: Output = "pil"
@@ -229,6 +273,8 @@ class DriftPipeline:
 
     def save_pretrained(self, folder: str | Path) -> Path:
         """Writes config.json, model.safetensors and README.md, and the tokenizer's folder if it has one."""
+        if has_fp8(self.generator):
+            raise InputError("a pipeline with fp8 cannot be saved: load the model without, and save that")
         place = Path(folder)
         tokenizer = None
         if self._tokenizer is not None:
@@ -248,19 +294,19 @@ class DriftPipeline:
         return self.generator.sample_noise(n, randomness)
 
     @torch.inference_mode()
-    def _batch(
-        self,
-        labels: Sequence[int],
-        alpha: float,
-        randomness: torch.Generator,
-        decode: Callable[[Tensor], Tensor] | None,
-        output: Output,
-    ) -> Any:
+    def _samples(self, labels: Sequence[int], alpha: float, noise: Any, size: int) -> Tensor:
         numbers = torch.tensor(labels, device=self.device)
-        noise = self._noise(len(labels), randomness)
-        samples = self.generator(
-            noise, numbers, torch.full((len(labels),), alpha, device=self.device)
-        ).float()
+        alphas = torch.full((len(labels),), alpha, device=self.device)
+        if self._compiled is None or not isinstance(noise, Noise):
+            return self.generator(noise, numbers, alphas).float()  # type: ignore[no-any-return]
+        call = self._graphed if self._graphed is not None and self.device.type == "cuda" else self._compiled
+        try:
+            return call(*(_filled(x, size) for x in (*noise, numbers, alphas)))[: len(labels)]
+        except torch._dynamo.exc.TorchDynamoException as error:
+            raise _not_compiled(error) from None
+
+    @torch.inference_mode()
+    def _finished(self, samples: Tensor, decode: Callable[[Tensor], Tensor] | None, output: Output) -> Any:
         if decode is None:
             return samples.cpu()
         images = decode(samples).float()
@@ -293,6 +339,27 @@ def find_model(source: str) -> Path:
     if hub.is_hub_name(source):
         return hub.fetch(source)
     raise InputError(f"{source} does not exist: give a folder, owner/repository, or hf://name")
+
+
+def _evaluate(generator: Generator, gaussian: Tensor, style: Tensor, labels: Tensor, alpha: Tensor) -> Tensor:
+    with fixed_sizes():
+        return generator(Noise(gaussian, style), labels, alpha).float()
+
+
+def _size(count: int, most: int) -> int:
+    """Samples of each batch of a compiled generator: few sizes, as each is compiled."""
+    return most if count >= most else min(most, 1 << (count - 1).bit_length())
+
+
+def _filled(rows: Tensor, size: int) -> Tensor:
+    """As many rows as told, the last one repeated."""
+    missing = size - len(rows)
+    return torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])]) if missing else rows
+
+
+def _not_compiled(error: RuntimeError) -> InputError:
+    why = next(iter(str(error).splitlines()), type(error).__name__)
+    return InputError(f"torch.compile fails here: {why}; sample without it")
 
 
 def _checked_guidance(alpha: float) -> float:

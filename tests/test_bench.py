@@ -10,13 +10,16 @@ import torch
 from rich.console import Console
 from torch._C._autograd import DeviceType
 
-from driftgen import devices
-from driftgen.bench import profile, scaling, step
+from driftgen import devices, pipeline
+from driftgen.bench import profile, sampling, scaling, step
 from driftgen.bench.cards import CARDS, Release, find_card
 from driftgen.bench.clock import Timing, timed
 from driftgen.bench.loss import TEMPERATURES, Case, default_cases, loss_operations, plain
 from driftgen.bench.record import Row, least_time, show_rows
 from driftgen.bench.step import Sizes, build_step, count_operations, step_operations
+from driftgen.errors import InputError
+from driftgen.generators import UNet2D
+from driftgen.graphs import Graphed
 from driftgen.loss import DriftingLoss
 
 H200 = CARDS["H200"]
@@ -159,14 +162,19 @@ def test_operations_of_a_step_are_those_that_run():
 
 def test_operations_of_an_image():
     """B/2 takes 49 GFLOP, attention included."""
-    from driftgen.bench.sampling import _call, make_generator
+    network = sampling.make_generator("B/2").eval()
+    assert count_operations(sampling._call(network, 1)) == pytest.approx(49e9, rel=0.01)
 
-    network = make_generator("B/2").eval()
-    assert count_operations(_call(network, network, 1)) == pytest.approx(49e9, rel=0.01)
+
+def _uncompiled(monkeypatch):
+    """Compiling takes a minute on a CPU."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    for module in (sampling, pipeline):
+        monkeypatch.setattr(module, "check_compiler", lambda device: None)
 
 
 def test_sampling(here, tmp_path, monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda network, **_: network)  # a minute on a CPU
+    _uncompiled(monkeypatch)
     words = ["--preset", "28px", "--batch", 1, "--batch", 2, "--repeats", 1, "--device", "cpu"]
     done = here("bench", "sampling", *words, "--json", tmp_path / "sampling.json")
     assert done.returncode == 0, done.stderr
@@ -183,6 +191,54 @@ def test_sampling(here, tmp_path, monkeypatch):
         assert row["floor"]["operations"] == row["batch"] * row["operations_an_image"] > 1e8
         assert row["references"].keys() == ({"eager"} if row["mode"] == "compiled" else set())
         assert (row["peak_bytes"] is None) == (row["mode"] == "compiled")
+
+
+def test_sampling_by_the_pipeline(here, tmp_path, monkeypatch):
+    """From labels to samples on the host, each batch at once."""
+    _uncompiled(monkeypatch)
+    tiny = {"widths": (16,), "blocks": (1,), "attention_levels": (), "style_codebooks": 1}
+    monkeypatch.setattr(sampling, "make_generator", lambda preset: UNet2D(input_size=8, **tiny))
+    called = []
+    real = pipeline.DriftPipeline.__call__
+
+    def record(self, labels, **options):
+        called.append((labels, options))
+        return real(self, labels, **options)
+
+    monkeypatch.setattr(pipeline.DriftPipeline, "__call__", record)
+    words = ["--preset", "28px", "--batch", 3, "--mode", "pipeline", "--repeats", 1, "--device", "cpu"]
+    assert here("bench", "sampling", *words, "--json", tmp_path / "s.json").returncode == 0
+    (row,) = read(tmp_path / "s.json", "sampling")["rows"]
+    assert (row["mode"], row["detail"], row["peak_bytes"]) == ("pipeline", "pipeline", None)
+    assert row["references"].keys() == {"eager"}
+    assert called == [([0, 0, 0], {"seed": 0, "output": "latent"})] * 5
+
+
+def test_modes_without_being_told(monkeypatch):
+    assert sampling.default_modes(CPU, ["32px"]) == ["eager", "compiled"]
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(sampling, "check_fp8", lambda device: None)
+    assert sampling.default_modes(gpu, ["B/2", "L/2"]) == list(sampling.MODES)
+    without = ["eager", "compiled", "graph", "pipeline"]
+    assert sampling.default_modes(gpu, ["B/2", "32px"]) == without
+    monkeypatch.undo()
+    assert sampling.default_modes(CPU, ["B/2"]) == ["eager", "compiled"]
+
+    def old(device):
+        raise InputError("an old card")
+
+    monkeypatch.setattr(sampling, "check_fp8", old)
+    assert sampling.default_modes(gpu, ["B/2"]) == without
+
+
+def test_what_starts_at_zero_is_drawn():
+    network = sampling.make_generator("S/2-32px")
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    sampling.enliven(network, 0.02)
+    changed = {name for name, value in network.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {name for name in before if name.endswith("modulation.weight")} | {
+        "final.output.weight"
+    }
 
 
 def test_scaling(here, tmp_path):
@@ -269,6 +325,10 @@ def test_known_and_unknown_cards():
         assert find_card(name) is None
     unknown = least_time(None, moved=8.0, operations=9.0, dtype=torch.bfloat16)
     assert (unknown.bytes, unknown.operations, unknown.seconds) == (8.0, 9.0, None)
+    eight = least_time(H200, moved=0.0, operations=1e15, dtype=torch.bfloat16, fp8=True).seconds
+    assert eight == pytest.approx(1e15 / 1580e12)  # twice as many as in 16 bits
+    other = replace(H200, fp8_operations=None)
+    assert least_time(other, moved=4.3e12, operations=1e30, dtype=torch.bfloat16, fp8=True).seconds == 1
     # The peak of 16-bit products says nothing about float32.
     assert least_time(H200, moved=4.3e12, operations=1e30, dtype=torch.float32).seconds == 1
 
@@ -342,6 +402,7 @@ def test_timed_calls_as_often_as_told():
         (["sampling", "--batch", "0"], "batch=0 must be at least 1"),
         (["sampling", "--mode", "fast"], "mode='fast' is not known"),
         (["sampling", "--mode", "graph", "--device", "cpu"], "mode=graph needs an NVIDIA GPU"),
+        (["sampling", "--mode", "fp8", "--device", "cpu"], "fp8 needs an NVIDIA GPU of compute capability"),
         (["scaling", "--what", "los"], "what='los' is not known: did you mean 'loss'?"),
         (["scaling", "--points", "1"], "points=1 must be at least 2"),
         (["scaling", "--out", "{tmp}/file"], "cannot write to"),
@@ -399,12 +460,10 @@ def test_on_a_gpu(here, tmp_path):
 
 @pytest.mark.cuda
 def test_replays_of_a_graph_draw_new_noise():
-    from driftgen.bench.sampling import _call, _Graphed, make_generator
-
-    network = make_generator("28px").cuda().eval()
+    network = sampling.make_generator("28px").cuda().eval()
     for parameter in network.parameters():
         parameter.data.normal_(std=0.1)
-    graph = _Graphed(_call(network, network, 2))
-    first = graph().clone()
+    graph = Graphed(sampling._call(network, 2))
+    first = graph()
     assert first.isfinite().all()
     assert not torch.equal(first, graph())

@@ -42,13 +42,17 @@ class Floor:
         return max(known, default=None)
 
 
-def least_time(card: Card | None, *, moved: float, operations: float, dtype: torch.dtype) -> Floor:
-    """The floor of work that moves so many bytes and does so many operations in numbers of this type."""
+def least_time(
+    card: Card | None, *, moved: float, operations: float, dtype: torch.dtype, fp8: bool = False
+) -> Floor:
+    """The floor of work that moves so many bytes and does so many operations in numbers of this type, or in
+    8-bit ones.
+    """
     if card is None:
         return Floor(moved, operations)
     # The peak is that of 16-bit products; float32 has others, which nobody measured.
-    by_operations = operations / card.operations if dtype.itemsize == 2 else None
-    return Floor(moved, operations, moved / card.bytes, by_operations)
+    peak = card.fp8_operations if fp8 else card.operations if dtype.itemsize == 2 else None
+    return Floor(moved, operations, moved / card.bytes, None if peak is None else operations / peak)
 
 
 @dataclass(frozen=True)

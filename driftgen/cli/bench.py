@@ -145,14 +145,15 @@ def sampling(
     ] = None,
     batch: Annotated[list[int] | None, typer.Option(help="Images at a time; may be repeated.")] = None,
     mode: Annotated[
-        list[str] | None, typer.Option(help="eager, compiled, graph; may be repeated; all if not given.")
+        list[str] | None,
+        typer.Option(help="eager, compiled, graph, fp8, pipeline; may be repeated; all that fit."),
     ] = None,
     dtype: Dtype = None,
     repeats: Repeats = 10,
     device: Device = None,
     json: Json = None,
 ) -> None:
-    """Images a second and time of one call: eager, compiled, as a CUDA graph."""
+    """Images a second: eager, compiled, as a CUDA graph, in 8 bits, from label to host."""
     arguments = _arguments(locals())
     from driftgen.bench.clock import find_device
     from driftgen.bench.record import check_json, machine, make_record, show_rows, write_json
@@ -162,7 +163,8 @@ def sampling(
     place = find_device(device)
     numbers = _dtype(dtype, place)
     presets, batches = default_presets(place)
-    presets, batches, modes = preset or presets, batch or batches, mode or default_modes(place)
+    presets, batches = preset or presets, batch or batches
+    modes = mode or default_modes(place, presets)
     check_sampling(presets, batches, modes, place)
     _check_repeats(repeats)
     check_json(json)

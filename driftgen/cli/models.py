@@ -45,6 +45,12 @@ def sample(
         str, typer.Option(help="float32, bfloat16, float16; as saved if not given.")
     ] = "as saved",
     batch_size: Annotated[int, typer.Option(help="Images made at a time.")] = 32,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Compile the generator first: for many images.")
+    ] = False,
+    fp8: Annotated[
+        bool, typer.Option("--fp8", help="8-bit products on an NVIDIA GPU that has them, for a DiT.")
+    ] = False,
 ) -> None:
     """Sample images, one network call each: single PNGs and a sheet of them, grid.png."""
     from driftgen.pipeline import DriftPipeline
@@ -52,14 +58,18 @@ def sample(
     from driftgen.report.samples import parse_labels, write_latents, write_samples
 
     pipe = DriftPipeline.from_pretrained(
-        model, device=device, dtype=_number_type(dtype), tokenizer=tokenizer, batch_size=batch_size
+        model, device=device, dtype=_number_type(dtype), tokenizer=tokenizer, batch_size=batch_size, fp8=fp8
     )
+    if compiled:
+        pipe.compile()
     chosen = pipe.labels(parse_labels(labels), number)
     alpha = pipe.check(guidance=guidance, seed=seed, output="latent" if latents else "pil")
     if latents:
         print(write_latents(pipe, out, chosen, guidance=alpha, seed=seed))
         return
-    about = {"model": model, "dtype": dtype, "tokenizer": tokenizer}
+    about: dict[str, Any] = {"model": model, "dtype": dtype, "tokenizer": tokenizer}
+    # None, not False: folders of before there were these options can then be completed.
+    about |= {"compile": compiled or None, "fp8": fp8 or None}
     with track("sampling", len(chosen), "network calls per image") as on_step:
         sheet = write_samples(pipe, out, chosen, guidance=alpha, seed=seed, about=about, on_step=on_step)
     print(sheet)

@@ -1,0 +1,108 @@
+"""Fast calls of a network: compiled for the sizes it gets, and recorded as CUDA graphs, in which hundreds of
+launches become one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from driftgen.errors import InputError
+
+__all__ = ["Graphed", "check_compiler", "fixed_sizes"]
+
+# Compiled forms of one piece of code, one for each size of each layer; past it PyTorch would not compile.
+MOST_FORMS = 256
+
+
+def check_compiler(device: torch.device) -> None:
+    """A RuntimeError where PyTorch finds no compiler; at the first compiled call it would tell of a page of
+    its own code as well.
+    """
+    if device.type == "cpu":  # for GPUs Triton looks for one, and says so shortly
+        from torch._inductor.cpp_builder import get_cpp_compiler
+
+        get_cpp_compiler()
+
+
+def fixed_sizes() -> AbstractContextManager[Any]:
+    """What is compiled here is compiled for the sizes it gets: one form for all of them would be slower."""
+    patch: AbstractContextManager[Any] = torch._dynamo.config.patch(
+        automatic_dynamic_shapes=False, recompile_limit=MOST_FORMS
+    )
+    return patch
+
+
+class Recorded(NamedTuple):
+    """A graph, where it reads and where it writes."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: list[Tensor]
+    output: Tensor
+
+
+class Graphed:
+    """A function of tensors on a GPU, without gradient: recorded when it first gets inputs of some sizes, and
+    replayed after.
+
+    Inputs are copied to where the recording reads them, and the result is the caller's own. Random numbers
+    that the function draws from PyTorch's own generator are new in each replay. The weights it reads must
+    stay where they are; :meth:`forget` if they move.
+
+    Args:
+        function: has no inputs but its arguments, and does not look at their numbers.
+        most: recordings that are kept, those used last. They share their memory, as no two run at once.
+    """
+
+    def __init__(self, function: Callable[..., Tensor], most: int = 4) -> None:
+        self.function, self.most = function, most
+        self.recorded: dict[tuple[Any, ...], Recorded] = {}
+        self.stream: torch.cuda.Stream | None = None
+        self.pool: Any = None
+
+    @torch.inference_mode()
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        key = tuple((x.shape, x.dtype, x.device) for x in inputs)
+        found = self.recorded.pop(key, None) or self._record(inputs)
+        self.recorded[key] = found  # the last is the one used last
+        for static, x in zip(found.inputs, inputs, strict=True):
+            static.copy_(x)
+        found.graph.replay()
+        return found.output.clone()
+
+    def forget(self) -> None:
+        """Drops all recordings."""
+        self.recorded.clear()
+        self.stream = None
+
+    def _record(self, inputs: tuple[Tensor, ...]) -> Recorded:
+        while len(self.recorded) >= self.most:
+            del self.recorded[next(iter(self.recorded))]
+        device = inputs[0].device if inputs else torch.device("cuda", torch.cuda.current_device())
+        if self.stream is None or self.stream.device != device:
+            self.recorded.clear()
+            self.stream = torch.cuda.Stream(device)
+        if not self.recorded:
+            self.pool = torch.cuda.graph_pool_handle()  # one that no graph uses any more is gone
+        static = [x.clone() for x in inputs]
+        current, graph = torch.cuda.current_stream(device), torch.cuda.CUDAGraph()
+        self.stream.wait_stream(current)
+        # Recorded on the stream of the others, or their memory could not be shared.
+        with torch.cuda.stream(self.stream):
+            for _ in range(3):  # what is compiled or set up at a first call must not be recorded
+                self.function(*static)
+            try:
+                with torch.cuda.graph(
+                    graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"
+                ):
+                    output = self.function(*static)
+            except torch.cuda.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                why = next(iter(str(error).splitlines()), type(error).__name__)
+                raise InputError(f"the generator cannot be recorded as a CUDA graph: {why}") from None
+        current.wait_stream(self.stream)
+        return Recorded(graph, static, output)

@@ -1,0 +1,176 @@
+"""A compiled pipeline gives the images it gave before; what is recorded is bounded."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import driftgen as dg
+from driftgen import graphs, pipeline
+from driftgen.graphs import Graphed, Recorded
+from tests.helpers import fails
+from tests.test_cli_models import PIXEL
+from tests.test_pipeline import Own, small
+
+compiled: list[int] = []
+
+
+def counted(graph, inputs):
+    """A backend that only counts: machine code would take minutes."""
+    compiled.append(len(inputs))
+    return graph.forward
+
+
+@pytest.fixture(autouse=True)
+def _without_a_backend(monkeypatch):
+    compiled.clear()
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **options: real(f, backend=counted))
+    monkeypatch.setattr(pipeline, "check_compiler", lambda device: None)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def test_images_of_a_seed_stay():
+    network = small()
+    want = dg.DriftPipeline(network, batch_size=4)(1, num_images=9, seed=3, output="tensor")
+    pipe = dg.DriftPipeline(network, batch_size=4).compile()
+    rows = []
+    network.register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
+
+    def same(n, **options):
+        got = pipe(1, num_images=n, seed=3, output="tensor", **options)
+        torch.testing.assert_close(got, want[:n], rtol=0, atol=1e-5)
+
+    same(9)
+    assert rows == [4, 4, 4]  # the last filled up
+    forms = len(compiled)
+    same(5)
+    same(3)
+    assert len(compiled) == forms == 2  # one size, so the block and the last layer once
+    same(2)
+    same(1)
+    assert rows[-2:] == [2, 1]
+    assert len(compiled) == 6
+    pipe.batch_size = 3  # not a power of two
+    same(9)
+    same(3)
+    same(2)
+    assert rows[-5:] == [3, 3, 3, 3, 2]
+    assert len(compiled) == 8  # nothing of a size seen before, and no form for all sizes
+    rest = list(pipe.stream([1] * 9, seed=3, output="tensor", skip=5))
+    torch.testing.assert_close(torch.cat(rest), want[5:], rtol=0, atol=1e-5)
+    assert list(pipe.stream([1] * 3, seed=3, skip=3)) == []
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "size"), [(1, 8, 1), (2, 8, 2), (3, 8, 4), (5, 6, 6), (8, 8, 8), (99, 8, 8), (1, 1, 1)]
+)
+def test_sizes(count, most, size):
+    assert pipeline._size(count, most) == size
+
+
+def test_a_network_of_ones_own():
+    network = Own()
+    want = dg.DriftPipeline(network)([5, 6, 7], seed=0, output="latent")
+    pipe = dg.DriftPipeline(network).compile()
+    torch.testing.assert_close(pipe([5, 6, 7], seed=0, output="latent"), want)
+    assert compiled
+    network.sample_noise = lambda n, generator=None: SimpleNamespace(gaussian=torch.ones(n, 3, 4, 4))
+    assert pipe([5, 6, 7], seed=0, output="latent").shape == (3, 3, 4, 4)
+
+
+def test_noise_of_the_next_batch_is_drawn_while_a_gpu_works(monkeypatch):
+    pipe, order = dg.DriftPipeline(small(), batch_size=2), []
+    for name in ("_noise", "_samples", "_finished"):
+        real = getattr(pipe, name)
+        monkeypatch.setattr(pipe, name, lambda *a, name=name, real=real: (order.append(name), real(*a))[1])
+    pipe(0, num_images=5, seed=0)
+    batch = ["_samples", "_noise", "_finished"]
+    assert order == ["_noise", *batch, *batch, "_samples", "_finished"]
+
+
+def test_saved_as_before(tmp_path):
+    network = small()
+    pipe = dg.DriftPipeline(network).compile()
+    want = pipe([0, 1], seed=0, output="latent")
+    pipe.save_pretrained(tmp_path)
+    back = dg.DriftPipeline.from_pretrained(tmp_path)
+    torch.testing.assert_close(back([0, 1], seed=0, output="latent"), want)
+
+
+def test_where_nothing_can_be_compiled(monkeypatch, here, tmp_path):
+    def broken(graph, inputs):
+        raise OSError("no compiler\nand a page more")
+
+    real = torch._dynamo.optimize
+    monkeypatch.setattr(torch, "compile", lambda f, **options: real(backend=broken)(f))
+    pipe = dg.DriftPipeline(small()).compile()
+    fails(lambda: pipe(0, seed=0), "torch.compile fails here: .*; sample without it")
+
+    def missing(device):
+        raise RuntimeError("No working C++ compiler found\nand more")
+
+    monkeypatch.setattr(pipeline, "check_compiler", missing)
+    fails(lambda: dg.DriftPipeline(small()).compile(), "torch.compile fails here: No working C.. compiler")
+    done = here("sample", PIXEL, "--compile", "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_sample(here, tmp_path):
+    words = ["sample", PIXEL, "--labels", "1,2,3", "--seed", "0", "--out"]
+    assert here(*words, tmp_path / "plain").returncode == 0
+    done = here(*words, tmp_path / "fast", "--compile")
+    assert done.returncode == 0, done.stderr
+    assert compiled
+    names = sorted(path.name for path in (tmp_path / "plain").iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "fast").iterdir())
+    other = here(*words, tmp_path / "plain", "--compile")
+    assert "holds other samples (another compile)" in other.stderr
+    done = here(*words, tmp_path / "eight", "--fp8")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "fp8 needs an NVIDIA GPU of compute capability 8.9 or more" in done.stderr
+    assert not (tmp_path / "eight").exists()
+
+
+class Replayed(Graphed):
+    """Recordings without a GPU: a replay computes from the inputs that were copied."""
+
+    def _record(self, inputs):
+        while len(self.recorded) >= self.most:
+            del self.recorded[next(iter(self.recorded))]
+        static = [x.clone() for x in inputs]
+        output = self.function(*static)
+        self.made = [*getattr(self, "made", []), len(inputs[0])]
+        graph = SimpleNamespace(replay=lambda: output.copy_(self.function(*static)))
+        return Recorded(graph, static, output)
+
+
+def test_recordings_used_last_are_kept():
+    double = Replayed(lambda x: 2 * x, most=2)
+    results = {}
+    for n in (1, 2, 1, 3, 1, 2):
+        x = torch.randn(n)
+        results[n] = double(x), 2 * x
+    assert all(torch.equal(*pair) for pair in results.values())  # no later call wrote to them
+    assert double.made == [1, 2, 3, 2]
+    assert len(double.recorded) == 2
+    assert double(torch.ones(2, dtype=torch.int64)).tolist() == [2, 2]  # another type is another recording
+    double.forget()
+    assert not double.recorded
+
+
+def test_a_compiler_is_looked_for(monkeypatch):
+    import torch._inductor.cpp_builder as builder
+
+    def none():
+        raise RuntimeError("No working C++ compiler found")
+
+    monkeypatch.setattr(builder, "get_cpp_compiler", none)
+    with pytest.raises(RuntimeError, match="No working"):
+        graphs.check_compiler(torch.device("cpu"))
+    graphs.check_compiler(torch.device("cuda"))
