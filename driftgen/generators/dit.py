@@ -15,6 +15,15 @@ from torch.utils.checkpoint import checkpoint
 
 from driftgen.compiling import compile_blocks
 from driftgen.errors import InputError, unknown_name
+from driftgen.generators.block_ops import (
+    covers_heads,
+    covers_stream,
+    gated_norm,
+    gated_residual,
+    modulated_norm,
+    stream_norm,
+    turned_heads,
+)
 from driftgen.generators.conditioning import Conditioning, ImageGenerator, RMSNorm, float32_linear
 from driftgen.generators.noise import check_noise
 
@@ -172,8 +181,15 @@ class Block(nn.Module):
         self.modulation = nn.Linear(h, 6 * h)
 
     def forward(self, x: Tensor, condition: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        parts = float32_linear(self.modulation, condition).to(x.dtype)[:, None].chunk(6, dim=-1)
-        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = parts
+        parts = float32_linear(self.modulation, condition)[:, None]
+        first, second = self.attention_norm, self.mlp_norm
+        if isinstance(first, RMSNorm) and isinstance(second, RMSNorm) and covers_stream(x):
+            shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = parts.chunk(6, dim=-1)
+            x, normed = stream_norm(x, first.weight, scale, shift)
+            branch = self.attention(normed, cos, sin)
+            x, normed = gated_norm(x, branch, gate, second.weight, mlp_scale, mlp_shift)
+            return gated_residual(x, self.mlp(normed), mlp_gate)
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = parts.to(x.dtype).chunk(6, dim=-1)
         x = x + gate * self.attention(self.attention_norm(x) * (1 + scale) + shift, cos, sin)
         out: Tensor = x + mlp_gate * self.mlp(self.mlp_norm(x) * (1 + mlp_scale) + mlp_shift)
         return out
@@ -194,13 +210,7 @@ class Attention(nn.Module):
         self.key_norm: nn.Module = RMSNorm(head) if c.qk_norm else nn.Identity()
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        qkv = (
-            self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).transpose(1, 3)
-        )  # [B, heads, 3, tokens, head]
-        q, k, v = qkv.unbind(2)
-        q, k = self.query_norm(q), self.key_norm(k)
-        if self.rope:
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        q, k, v = self.heads(self.qkv(x), cos, sin)
         if self.float32:
             with torch.autocast(x.device.type, enabled=False):
                 mixed = F.scaled_dot_product_attention(q.float(), k.float(), v.float()).to(v.dtype)
@@ -208,6 +218,17 @@ class Attention(nn.Module):
             mixed = F.scaled_dot_product_attention(q, k, v)
         out: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return out
+
+    def heads(self, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values ``[B, heads, tokens, head]``."""
+        query, key, heads = self.query_norm, self.key_norm, self.num_heads
+        if self.rope and isinstance(query, RMSNorm) and isinstance(key, RMSNorm) and covers_heads(qkv, heads):
+            return turned_heads(qkv, query.weight, key.weight, cos, sin, heads)
+        q, k, v = qkv.unflatten(-1, (3, heads, -1)).transpose(1, 3).unbind(2)
+        q, k = query(q), key(k)
+        if self.rope:
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        return q, k, v
 
 
 class SwiGLU(nn.Module):
@@ -241,8 +262,12 @@ class Final(nn.Module):
         self.output = nn.Linear(c.hidden_size, patch)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        shift, scale = float32_linear(self.modulation, condition).to(x.dtype)[:, None].chunk(2, dim=-1)
-        out: Tensor = self.output(self.norm(x) * (1 + scale) + shift)
+        shift, scale = float32_linear(self.modulation, condition)[:, None].chunk(2, dim=-1)
+        if isinstance(self.norm, RMSNorm) and covers_stream(x):
+            normed = modulated_norm(x, self.norm.weight, scale, shift)
+        else:
+            normed = self.norm(x) * (1 + scale.to(x.dtype)) + shift.to(x.dtype)
+        out: Tensor = self.output(normed)
         return out
 
 
