@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from driftgen.errors import InputError
+from driftgen.features.map_statistics import LEAST_VARIANCE, covers, map_statistics
 
 __all__ = ["at_least_float32", "feature_pyramid", "patch_statistics"]
-
-LEAST_VARIANCE = 1e-6  # keeps the gradient of a standard deviation finite where a map is constant
 
 
 def feature_pyramid(
@@ -39,7 +38,7 @@ def feature_pyramid(
         vectors: whether to give the vectors per location.
         mean_std: whether to give the mean and standard deviation over the whole map.
         patch_sizes: side lengths of the patches whose means and standard deviations are given.
-        statistics: :func:`patch_statistics`, or that function compiled.
+        statistics: :func:`patch_statistics`, or that function compiled, for maps that no kernel covers.
     """
     statistics = statistics or patch_statistics
     for size in patch_sizes:
@@ -53,12 +52,16 @@ def feature_pyramid(
             shape = list(feature_map.shape)
             raise InputError(f"maps[{name!r}] has shape {shape}, expected [B, C, H, W] of at least one pixel")
         height, width = feature_map.shape[-2:]
-        if vectors:
-            features[name] = feature_map.flatten(2).mT
         fitting = [p for p in patch_sizes if height % p == 0 and width % p == 0]
         suffixes = ([("", (height, width))] if mean_std else []) + [(f"_{p}", (p, p)) for p in fitting]
-        found = zip(suffixes, statistics(feature_map, [size for _, size in suffixes]), strict=True)
-        pairs = {suffix: pair for (suffix, _), pair in found}
+        sizes = [size for _, size in suffixes]
+        if covers(feature_map, sizes):
+            located, found = map_statistics(feature_map, sizes)
+        else:
+            located, found = feature_map.flatten(2).mT, statistics(feature_map, sizes)
+        if vectors:
+            features[name] = located
+        pairs = {suffix: pair for (suffix, _), pair in zip(suffixes, found, strict=True)}
         if mean_std:
             features[f"{name}_mean"], features[f"{name}_std"] = pairs.pop("")
         # The release's order: all means, then all standard deviations.
@@ -71,12 +74,19 @@ def patch_statistics(feature_map: Tensor, sizes: Sequence[tuple[int, int]]) -> l
     """Mean and standard deviation over the patches of each size, both ``[B, V, C]``."""
     wide = at_least_float32(feature_map)  # once, so that a backward pass keeps one copy
     b, c, h, w = feature_map.shape
+    # With channels innermost in memory the results are dense too.
+    dense = feature_map.is_contiguous(memory_format=torch.channels_last)
     found = []
     for height, width in sizes:
-        patches = wide.reshape(b, c, h // height, height, w // width, width)
-        variance, mean = torch.var_mean(patches, (3, 5), correction=0)
-        std = (variance + LEAST_VARIANCE).sqrt()
-        found.append((mean.flatten(2).mT.to(feature_map.dtype), std.flatten(2).mT))
+        if dense:
+            patches = wide.permute(0, 2, 3, 1).reshape(b, h // height, height, w // width, width, c)
+            variance, mean = torch.var_mean(patches, (2, 4), correction=0)
+            variance, mean = variance.flatten(1, 2), mean.flatten(1, 2)
+        else:
+            patches = wide.reshape(b, c, h // height, height, w // width, width)
+            variance, mean = torch.var_mean(patches, (3, 5), correction=0)
+            variance, mean = variance.flatten(2).mT, mean.flatten(2).mT
+        found.append((mean.to(feature_map.dtype), (variance + LEAST_VARIANCE).sqrt()))
     return found
 
 

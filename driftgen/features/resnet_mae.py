@@ -13,7 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from driftgen.compiling import compile_blocks
+from driftgen.devices import has_kernels
 from driftgen.errors import InputError, unknown_name
+from driftgen.features.group_norm import group_norm
 from driftgen.features.pyramid import at_least_float32, feature_pyramid, patch_statistics
 
 __all__ = ["MAEOutput", "ResNetMAE"]
@@ -225,9 +227,12 @@ class ResNetMAE(nn.Module):
 
     def compile_parts(self) -> None:
         """Compiles what it repeats, each kind and shape once: a tenth of the time that the whole would
-        take.
+        take. An encoder that is not trained has kernels of its own beside the convolutions on a GPU, and is
+        left as it is there.
         """
-        compile_blocks(self, _Block, _Norm, _ConvNormReLU)
+        trained = any(p.requires_grad for p in self.encoder.parameters())
+        if trained or not has_kernels(self.encoder.conv1.weight.device):
+            compile_blocks(self, _Block, _Norm, _ConvNormReLU)
         self._statistics = torch.compile(patch_statistics)
 
     def sample_mask(
@@ -342,9 +347,9 @@ class _Norm(nn.GroupNorm):
     def __init__(self, channels: int) -> None:
         super().__init__(_groups(channels), channels, eps=1e-6)
 
-    def forward(self, x: Tensor) -> Tensor:
-        weight, bias = at_least_float32(self.weight), at_least_float32(self.bias)
-        return F.group_norm(at_least_float32(x), self.num_groups, weight, bias, self.eps).to(x.dtype)
+    def forward(self, x: Tensor, other: Tensor | None = None, relu: bool = False) -> Tensor:
+        """Normalised; with another map added, and cut off at 0, if asked for."""
+        return group_norm(x, self.num_groups, self.weight, self.bias, self.eps, other, relu)
 
 
 class _Conv(nn.Conv2d):
@@ -366,8 +371,9 @@ class _Block(nn.Module):
             self.shortcut = nn.Sequential(_Conv(inputs, outputs, 1, stride), _Norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.gn1(self.conv1(x)))
-        return F.relu(self.gn2(self.conv2(y)) + self.shortcut(x))
+        y = self.gn1(self.conv1(x), relu=True)
+        out: Tensor = self.gn2(self.conv2(y), self.shortcut(x), relu=True)
+        return out
 
 
 class _Encoder(nn.Module):
@@ -383,7 +389,7 @@ class _Encoder(nn.Module):
         self.norms = nn.ModuleList(_Norm(width) for width in widths)
 
     def forward(self, x: Tensor, every_k_block: int) -> dict[str, Tensor]:
-        x = F.relu(self.gn1(self.conv1(x)))
+        x = self.gn1(self.conv1(x), relu=True)
         maps, inner = {"conv1": x}, {}
         for i, (stage, norm) in enumerate(zip(self.stages, self.norms, strict=True), start=1):
             assert isinstance(stage, nn.ModuleList)
@@ -402,7 +408,8 @@ class _ConvNormReLU(nn.Module):
         self.conv, self.gn = _Conv(inputs, outputs), _Norm(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.gn(self.conv(x)))
+        out: Tensor = self.gn(self.conv(x), relu=True)
+        return out
 
 
 class _Up(nn.Module):

@@ -22,7 +22,8 @@ __all__ = ["drift_statistics", "group_statistics", "scale_statistics"]
 def _feature(table):
     """The vectors of this program's feature, the first of them, and its position in the call."""
     row = table + tl.program_id(0) * FIELDS
-    return tl.load(row + VECTORS), tl.load(row + FIRST), tl.load(row + POSITION)
+    # As 32-bit numbers, which are five times as fast to divide by.
+    return tl.load(row + VECTORS).to(tl.int32), tl.load(row + FIRST).to(tl.int32), tl.load(row + POSITION)
 
 
 @triton.jit
@@ -62,18 +63,22 @@ def drift_statistics(
     row, wide = numbers + position * (3 + 2 * R), exact + position * (1 + R * R)
     unit = tl.load(wide)
     count = (groups * N * vectors).to(tl.float64) * width.to(tl.float64)
+    totals = ()
+    for _ in tl.static_range(R * (R + 1) // 2):
+        totals = totals + (tl.zeros((BLOCK,), tl.float64),)
+    for start in range(0, groups * vectors, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        problem = ((i // vectors) * V + first + i % vectors).to(tl.int64)
+        found = ()
+        for r in tl.static_range(R):
+            for s in tl.static_range(r, R):
+                at = products + problem * (R * R) + r * R + s
+                each = tl.load(at, mask=i < groups * vectors, other=0.0).to(tl.float64)
+                found = found + (totals[r * R - r * (r + 1) // 2 + s] + each,)
+        totals = found
     means = ()
-    for r in tl.static_range(R):
-        for s in tl.static_range(r, R):
-            total = tl.zeros((BLOCK,), tl.float64)
-            for start in range(0, groups * vectors, BLOCK):
-                i = start + tl.arange(0, BLOCK)
-                problem = ((i // vectors) * V + first + i % vectors).to(tl.int64)
-                found = tl.load(
-                    products + problem * (R * R) + r * R + s, mask=i < groups * vectors, other=0.0
-                )
-                total += found.to(tl.float64)
-            means = means + (tl.sum(total, axis=0) / (count * unit * unit),)
+    for k in tl.static_range(R * (R + 1) // 2):
+        means = means + (tl.sum(totals[k], axis=0) / (count * unit * unit),)
     inverse = ()
     for r in tl.static_range(R):
         drift = means[r * R - r * (r + 1) // 2 + r]

@@ -1,0 +1,125 @@
+"""Group normalisation with its sum and ReLU as GPU kernels (on the CPU in Triton's interpreter) against
+float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from driftgen import devices
+from driftgen.features import ResNetMAE
+from driftgen.features.group_norm import covers, group_norm
+from driftgen.features.resnet_mae import _Norm
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(autouse=True)
+def _kernels_everywhere(monkeypatch):
+    monkeypatch.setattr(devices, "DEVICES", {"cuda", "cpu"})
+
+
+def maps(shape, dtype=torch.float32, offset=0.0, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=rng) + offset
+    return x.to(DEVICE, dtype).to(memory_format=torch.channels_last)
+
+
+def weights(channels):
+    return 1 + 0.5 * torch.randn(channels, device=DEVICE), torch.randn(channels, device=DEVICE)
+
+
+def exact(x, groups, weight, bias, eps, other, relu):
+    y = F.group_norm(x.double(), groups, weight.double(), bias.double(), eps)
+    y = y if other is None else y + other.double()
+    return y.relu() if relu else y
+
+
+def error(found, wanted):
+    return float(
+        (found.detach().double() - wanted.detach().double()).norm() / wanted.detach().double().norm()
+    )
+
+
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("with_other", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "groups"),
+    [((2, 16, 4, 4), 4), ((3, 6, 3, 5), 3), ((2, 64, 2, 2), 2), ((1, 40, 6, 6), 10)],
+    ids=str,
+)
+def test_agrees_with_float64(shape, groups, with_other, relu):
+    x, weight, bias = maps(shape), *weights(shape[1])
+    other = maps(shape, seed=1) if with_other else None
+    assert covers(x, groups, weight, bias, other)
+    leaves = [t for t in (x, other) if t is not None]
+    wide = [t.double().requires_grad_() for t in leaves]
+    wanted = exact(wide[0], groups, weight, bias, 1e-6, wide[1] if with_other else None, relu)
+    upstream = maps(shape, seed=2)
+    gradients = torch.autograd.grad(wanted, wide, upstream.double())
+    for leaf in leaves:
+        leaf.requires_grad_()
+    y = group_norm(x, groups, weight, bias, 1e-6, other, relu)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    assert error(y, wanted) < 1e-6
+    # Upstream gradients come in any layout.
+    for given in (upstream, upstream.contiguous()):
+        for found, best in zip(
+            torch.autograd.grad(y, leaves, given, retain_graph=True), gradients, strict=True
+        ):
+            assert error(found, best) < 1e-5
+
+
+def test_a_large_mean_costs_no_digits():
+    x, (weight, bias) = maps((2, 8, 4, 4), offset=1000.0), weights(8)
+    y = group_norm(x, 2, weight, bias, 1e-6, None, False)
+    # Near 1000 the distance of float32 numbers is 6e-5, and the mean of them is rounded to one.
+    assert error(y, exact(x, 2, weight, bias, 1e-6, None, False)) < 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_16_bit_maps_are_rounded_once(dtype):
+    if DEVICE == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("Triton's interpreter does not round to bfloat16")
+    x, other, (weight, bias) = maps((2, 32, 4, 4), dtype), maps((2, 32, 4, 4), dtype, seed=1), weights(32)
+    y = group_norm(x, 8, weight, bias, 1e-6, other, True)
+    wanted = exact(x, 8, weight, bias, 1e-6, other, True).to(dtype)
+    assert y.dtype == dtype
+    assert (y != wanted).double().mean() < 1e-2  # where it lies between two numbers
+    assert error(y, wanted) < (1e-4 if dtype == torch.float16 else 1e-3)
+
+
+def test_what_is_covered(monkeypatch):
+    x, (weight, bias) = maps((2, 16, 4, 4)), weights(16)
+    assert covers(x, 4, weight, bias, x)
+    assert not covers(x.contiguous(), 4, weight, bias, None)
+    assert not covers(x, 4, weight, bias, x.contiguous())
+    assert not covers(x.double(), 4, weight, bias, None)
+    assert not covers(maps((2, 12, 4, 4)), 4, *weights(12), None)  # groups of three channels
+    assert not covers(maps((1, 64, 64, 64)), 1, *weights(64), None)
+    assert not covers(x, 4, weight.requires_grad_(), bias, None)
+    with torch.no_grad():
+        assert covers(x, 4, weight, bias, None)
+    monkeypatch.setattr(devices, "DEVICES", set())
+    assert not covers(x, 4, weight.detach(), bias, None)
+
+
+def test_an_encoder_is_the_same_with_kernels_and_without(monkeypatch):
+    torch.manual_seed(0)
+    mae = ResNetMAE(3, 8, (1, 2), decoder=False).to(DEVICE).requires_grad_(False)
+    mae.to(memory_format=torch.channels_last)
+    for module in mae.modules():
+        if isinstance(module, _Norm):
+            torch.nn.init.normal_(module.weight, 1, 0.3)
+            torch.nn.init.normal_(module.bias, 0, 0.3)
+    found = []
+    for places in ({"cpu", "cuda"}, set()):
+        monkeypatch.setattr(devices, "DEVICES", places)
+        x = maps((2, 3, 8, 8)).requires_grad_()
+        features = mae.features(x)
+        sum((value**2).sum() for value in features.values()).backward()
+        found.append((features, x.grad))
+    (features, gradient), (others, wanted) = found
+    for name, value in features.items():
+        assert error(value, others[name]) < 1e-5, name
+    assert error(gradient, wanted) < 1e-4
