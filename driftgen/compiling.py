@@ -28,6 +28,9 @@ def compile_parts(network: nn.Module) -> None:
     """Compiles a network in place: by its own ``compile_parts`` if it has one, else as a whole."""
     limit = torch._dynamo.config
     limit.recompile_limit = max(limit.recompile_limit, MOST_FORMS)
+    # What one kernel makes of saved tensors is made again in the backward pass, even if a product wants it
+    # written: silu(gate) · value takes a seventh of a DiT block's activations, and 1% of its time.
+    torch._functorch.config.ban_recompute_materialized_backward = False
     own = getattr(network, "compile_parts", None)
     if callable(own):
         own()

@@ -17,6 +17,7 @@ from driftgen.bench.loss import Case, loss_operations
 from driftgen.bench.memory import count_bytes
 from driftgen.bench.profile import Cost, Phases, profile_step
 from driftgen.bench.record import Row, least_time
+from driftgen.bench.weights import enliven
 from driftgen.compiling import compile_parts, to_channels_last
 from driftgen.devices import has_kernels, without_kernels
 from driftgen.errors import InputError, unknown_name
@@ -41,6 +42,7 @@ __all__ = [
 ]
 
 LATENT = (4, 32, 32)
+ENLIVENED = 0.02  # standard deviation of the weights that start at zero
 PRESET_DEPTH = 12  # of the paper's B/2
 
 
@@ -107,6 +109,7 @@ def build_step(sizes: Sizes, device: torch.device, phases: Phases | None = None)
     torch.manual_seed(0)
     options: dict[str, Any] = {"in_channels": LATENT[0], "num_classes": 1000, "depth": sizes.depth}
     generator = DiT.preset(sizes.preset, attention_float32=sizes.attention_float32, **options).to(device)
+    enliven(generator, ENLIVENED)
     encoder: Any = ResNetMAE(LATENT[0], sizes.base, decoder=False)
     phi = FeatureStack([encoder]).to(device)
     averages = Averages(generator, [0.999])

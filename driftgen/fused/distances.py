@@ -13,7 +13,9 @@ __all__ = [
     "VECTORS",
     "address",
     "distances",
+    "first_distances",
     "inside_of",
+    "left_width",
     "problem",
     "tiles",
 ]
@@ -103,46 +105,43 @@ def _is_close(squares, norms_x, norms_y, N, K, BN: tl.constexpr, B: tl.constexpr
 
 
 @triton.jit
-def distances(
-    gen, neg, pos, stride, N, M, P, width, DIRECT: tl.constexpr, WORK: tl.constexpr,
-    BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """‖x − y‖ for y = x, u and p: ``[BN, BN]``, ``[BN, BM]``, ``[BN, BP]``."""
+def _differences(gen, neg, pos, stride, N, M, P, width, BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr):
+    """‖x − y‖ from differences."""
     xx = tl.zeros((BN, BN), tl.float32)
     xu = tl.zeros((BN, BM), tl.float32)
     xp = tl.zeros((BN, BP), tl.float32)
-    if DIRECT:
-        rn, rm, rp = tl.arange(0, BN), tl.arange(0, BM), tl.arange(0, BP)
-        for k in range(width):
-            x = tl.load(gen + rn * stride + k, mask=rn < N, other=0.0).to(tl.float32)
-            u = tl.load(neg + rm * stride + k, mask=rm < M, other=0.0).to(tl.float32)
-            p = tl.load(pos + rp * stride + k, mask=rp < P, other=0.0).to(tl.float32)
-            by_x, by_u, by_p = x[:, None] - x[None, :], x[:, None] - u[None, :], x[:, None] - p[None, :]
-            xx += by_x * by_x
-            xu += by_u * by_u
-            xp += by_p * by_p
-        return (
-            tl.sqrt(tl.minimum(xx, FARTHEST)),
-            tl.sqrt(tl.minimum(xu, FARTHEST)),
-            tl.sqrt(tl.minimum(xp, FARTHEST)),
-        )
+    rn, rm, rp = tl.arange(0, BN), tl.arange(0, BM), tl.arange(0, BP)
+    for k in range(width):
+        x = tl.load(gen + rn * stride + k, mask=rn < N, other=0.0).to(tl.float32)
+        u = tl.load(neg + rm * stride + k, mask=rm < M, other=0.0).to(tl.float32)
+        p = tl.load(pos + rp * stride + k, mask=rp < P, other=0.0).to(tl.float32)
+        by_x, by_u, by_p = x[:, None] - x[None, :], x[:, None] - u[None, :], x[:, None] - p[None, :]
+        xx += by_x * by_x
+        xu += by_u * by_u
+        xp += by_p * by_p
+    return (
+        tl.sqrt(tl.minimum(xx, FARTHEST)),
+        tl.sqrt(tl.minimum(xu, FARTHEST)),
+        tl.sqrt(tl.minimum(xp, FARTHEST)),
+    )
+
+
+@triton.jit
+def _products(
+    gen, neg, pos, stride, N, M, P, width, CENTRED: tl.constexpr, OWN: tl.constexpr, WORK: tl.constexpr,
+    BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """⟨x, y⟩ for y = x, u and p; and if OWN, ⟨u, u'⟩ and ⟨p, p'⟩."""
+    xx = tl.zeros((BN, BN), tl.float32)
+    xu = tl.zeros((BN, BM), tl.float32)
+    xp = tl.zeros((BN, BP), tl.float32)
     uu = tl.zeros((BM, BM), tl.float32)
     pp = tl.zeros((BP, BP), tl.float32)
     for k in range(0, width, BK):
         x = _tile(gen, stride, N, width, k, BN, BK)
         u = _tile(neg, stride, M, width, k, BM, BK)
         p = _tile(pos, stride, P, width, k, BP, BK)
-        xx, xu, xp = tl.dot(x, tl.trans(x), xx), tl.dot(x, tl.trans(u), xu), tl.dot(x, tl.trans(p), xp)
-        uu, pp = tl.dot(u, tl.trans(u), uu), tl.dot(p, tl.trans(p), pp)
-    norm_x, norm_u, norm_p = _norms(xx, BN), _norms(uu, BM), _norms(pp, BP)
-    dx, du, dp = _squares(xx, norm_x, norm_x), _squares(xu, norm_x, norm_u), _squares(xp, norm_x, norm_p)
-    if _is_close(dx, norm_x, norm_x, N, N, BN, BN) | _is_close(dp, norm_x, norm_p, N, P, BN, BP):
-        xx, xu, xp = tl.zeros_like(xx), tl.zeros_like(xu), tl.zeros_like(xp)
-        uu, pp = tl.zeros_like(uu), tl.zeros_like(pp)
-        for k in range(0, width, BK):
-            x = _tile(gen, stride, N, width, k, BN, BK)
-            u = _tile(neg, stride, M, width, k, BM, BK)
-            p = _tile(pos, stride, P, width, k, BP, BK)
+        if CENTRED:
             centre = _middle(gen, pos, stride, N, P, width, k, BK)
             far = tl.maximum(_farthest(x, centre, N, BN), _farthest(u, centre, M, BM))
             far = tl.maximum(far, _farthest(p, centre, P, BP))
@@ -153,11 +152,82 @@ def distances(
                 _centred(u, centre, M, BM, WORK),
                 _centred(p, centre, P, BP, WORK),
             )
-            xx, xu, xp = tl.dot(x, tl.trans(x), xx), tl.dot(x, tl.trans(u), xu), tl.dot(x, tl.trans(p), xp)
+        xx, xu, xp = tl.dot(x, tl.trans(x), xx), tl.dot(x, tl.trans(u), xu), tl.dot(x, tl.trans(p), xp)
+        if OWN:
             uu, pp = tl.dot(u, tl.trans(u), uu), tl.dot(p, tl.trans(p), pp)
+    return xx, xu, xp, uu, pp
+
+
+@triton.jit
+def first_distances(
+    gen, neg, pos, stride, left, N, M, P, width, DIRECT: tl.constexpr, WORK: tl.constexpr,
+    BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """‖x − y‖ for y = x, u and p: ``[BN, BN]``, ``[BN, BM]``, ``[BN, BP]``.
+
+    Leaves the squared norms of all samples for :func:`distances`, and whether coordinates are without the
+    common part.
+    """
+    if DIRECT:
+        return _differences(gen, neg, pos, stride, N, M, P, width, BN, BM, BP)
+    else:  # what follows an if is compiled in any case
+        xx, xu, xp, uu, pp = _products(
+            gen, neg, pos, stride, N, M, P, width, False, True, WORK, BN, BM, BP, BK
+        )
         norm_x, norm_u, norm_p = _norms(xx, BN), _norms(uu, BM), _norms(pp, BP)
-        dx, du, dp = _squares(xx, norm_x, norm_x), _squares(xu, norm_x, norm_u), _squares(xp, norm_x, norm_p)
-    return tl.sqrt(dx), tl.sqrt(du), tl.sqrt(dp)
+        dx, du, dp = (
+            _squares(xx, norm_x, norm_x),
+            _squares(xu, norm_x, norm_u),
+            _squares(xp, norm_x, norm_p),
+        )
+        close = _is_close(dx, norm_x, norm_x, N, N, BN, BN) | _is_close(dp, norm_x, norm_p, N, P, BN, BP)
+        if close:
+            xx, xu, xp, uu, pp = _products(
+                gen, neg, pos, stride, N, M, P, width, True, True, WORK, BN, BM, BP, BK
+            )
+            norm_x, norm_u, norm_p = _norms(xx, BN), _norms(uu, BM), _norms(pp, BP)
+            dx, du, dp = (
+                _squares(xx, norm_x, norm_x),
+                _squares(xu, norm_x, norm_u),
+                _squares(xp, norm_x, norm_p),
+            )
+        tl.store(left + tl.arange(0, BN), norm_x)
+        tl.store(left + BN + tl.arange(0, BM), norm_u)
+        tl.store(left + BN + BM + tl.arange(0, BP), norm_p)
+        tl.store(left + BN + BM + BP, close.to(tl.float32))
+        return tl.sqrt(dx), tl.sqrt(du), tl.sqrt(dp)
+
+
+@triton.jit
+def distances(
+    gen, neg, pos, stride, left, N, M, P, width, DIRECT: tl.constexpr, WORK: tl.constexpr,
+    BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """The same distances again."""
+    if DIRECT:
+        return _differences(gen, neg, pos, stride, N, M, P, width, BN, BM, BP)
+    else:
+        if tl.load(left + BN + BM + BP) > 0:
+            xx, xu, xp, _, _ = _products(
+                gen, neg, pos, stride, N, M, P, width, True, False, WORK, BN, BM, BP, BK
+            )
+        else:
+            xx, xu, xp, _, _ = _products(
+                gen, neg, pos, stride, N, M, P, width, False, False, WORK, BN, BM, BP, BK
+            )
+        norm_x, norm_u = tl.load(left + tl.arange(0, BN)), tl.load(left + BN + tl.arange(0, BM))
+        norm_p = tl.load(left + BN + BM + tl.arange(0, BP))
+        return (
+            tl.sqrt(_squares(xx, norm_x, norm_x)),
+            tl.sqrt(_squares(xu, norm_x, norm_u)),
+            tl.sqrt(_squares(xp, norm_x, norm_p)),
+        )
+
+
+@triton.jit
+def left_width(BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr):
+    """Numbers that :func:`first_distances` leaves for each problem, a multiple of 16 bytes."""
+    return BN + BM + BP + 4
 
 
 @triton.jit

@@ -28,8 +28,8 @@ NARROW = 32  # up to this width differences cost less than tensor cores, which w
 # Numbers of a sample in a tile, warps, tiles under way, most registers; found by benchmarks/kernels.py.
 BUILD: dict[str, dict[str, int | None]] = {
     "scale_kernel": {"BK": 64, "num_warps": 4, "num_stages": 3, "maxnreg": None},
-    "products_kernel": {"BK": 32, "num_warps": 4, "num_stages": 3, "maxnreg": None},
-    "gradient_kernel": {"BK": 64, "num_warps": 4, "num_stages": 3, "maxnreg": None},
+    "products_kernel": {"BK": 64, "num_warps": 4, "num_stages": 3, "maxnreg": None},
+    "gradient_kernel": {"BK": 64, "num_warps": 4, "num_stages": 4, "maxnreg": None},
 }
 DIRECT_TILE = 32  # numbers of a sample in a tile of float32: more would not fit beside A
 BLOCK = 1024  # problems that statistics are taken of at a time
@@ -116,6 +116,11 @@ class _Shape:
         return bn * (2 + 4 * temperatures) + (bm + bp) * (1 + temperatures)
 
     @property
+    def left(self) -> int:
+        """Numbers that the first pass leaves for the others; see ``driftgen.fused.distances``."""
+        return 1 if self.direct else sum(self.blocks) + 4
+
+    @property
     def blocks(self) -> tuple[int, int, int]:
         """Rows of the tiles that hold the three sets."""
         n, m, p = (_block(max(n, 1)) for n in self.samples)
@@ -135,7 +140,7 @@ class _Shape:
         build = BUILD[kernel]
         many = bn * (bn + bm + bp) > 64 * 160
         if many or self.direct:
-            build = build | {"num_warps": 16 if many and self.direct else 8, "maxnreg": None}
+            build = build | {"num_warps": 16 if many and self.direct else 8, "num_stages": 2, "maxnreg": None}
         return build | {
             "WORK": tl.float32 if self.direct else types[self.dtype],
             "DIRECT": self.direct,
@@ -215,8 +220,9 @@ class _Launcher:
 class FusedEngine:
     """The passes as launches of ``driftgen.fused.kernels``, one for each width and pass.
 
-    Beyond inputs and gradients it holds R² + 1 numbers for each problem, and from the products to the
-    gradient what both need of the rows and columns of A. The gradient is computed when it is asked for.
+    Beyond inputs and gradients it holds R² + 1 numbers for each problem, the norms of its samples, and from
+    the products to the gradient what both need of the rows and columns of A. The gradient is computed when it
+    is asked for.
     """
 
     def __init__(
@@ -239,9 +245,12 @@ class FusedEngine:
         from driftgen.fused.kernels import scale_kernel
 
         found = []
+        self.left: list[Tensor] = []
         for shape, *place in self._places():
             found.append(torch.empty(shape.problems, device=self.device))
-            self.launcher.launch(scale_kernel, shape, *place, found[-1], full=False)
+            left = torch.empty(shape.problems * shape.left, device=self.device)
+            self.launcher.launch(scale_kernel, shape, *place, found[-1], left, full=False)
+            self.left.append(left)
         return found
 
     def products_pass(self) -> list[Tensor]:
@@ -250,10 +259,10 @@ class FusedEngine:
 
         found, r = [], self.temperatures
         self.kept: list[Tensor] = []
-        for shape, *place in self._places():
+        for (shape, *place), left in zip(self._places(), self.left, strict=True):
             found.append(torch.empty(shape.problems, r, r, device=self.device))
             kept = torch.empty(shape.problems * shape.kept(r) if self.gradient else 1, device=self.device)
-            arguments = self.numbers, self.launcher.temperatures, found[-1], kept
+            arguments = self.numbers, self.launcher.temperatures, left, found[-1], kept
             self.launcher.launch(products_kernel, shape, *place, *arguments, KEEP=self.gradient)
             self.kept.append(kept)
         return found
@@ -263,7 +272,7 @@ class FusedEngine:
         if not self.gradient:
             return Finished(per_group)
         saved = [tensor for sets in self.sets for tensors in sets for tensor in tensors]
-        return Finished(per_group, _FusedGradient(self.launcher, self.numbers), saved + self.kept)
+        return Finished(per_group, _FusedGradient(self.launcher, self.numbers), saved + self.left + self.kept)
 
     def sum_distances(self) -> Tensor:
         sums = self.scale_pass()
@@ -389,7 +398,8 @@ class _FusedGradient:
         rest, gradients = list(saved), []
         upstream = upstream.float()
         shapes = self.launcher.shapes
-        for shape, kept in zip(shapes, rest[-len(shapes) :], strict=True):
+        lefts, kepts = rest[-2 * len(shapes) : -len(shapes)], rest[-len(shapes) :]
+        for shape, left, kept in zip(shapes, lefts, kepts, strict=True):
             sets = []
             for samples in shape.samples:
                 count = len(shape.features) if samples else 0
@@ -397,7 +407,7 @@ class _FusedGradient:
                 del rest[:count]
             out = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in sets[0]]
             table = shape.table([*sets, out], upstream.device)
-            arguments = self.numbers, self.launcher.temperatures, kept, upstream
+            arguments = self.numbers, self.launcher.temperatures, left, kept, upstream
             self.launcher.launch(
                 gradient_kernel, shape, sets[0][0], table, *arguments, before=[upstream.stride(0)]
             )

@@ -24,7 +24,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from driftgen.fused.distances import GRADIENT, address, distances, inside_of, problem, tiles
+from driftgen.fused.distances import (
+    GRADIENT,
+    address,
+    distances,
+    first_distances,
+    inside_of,
+    left_width,
+    problem,
+    tiles,
+)
 
 __all__ = ["gradient_kernel", "products_kernel", "scale_kernel"]
 
@@ -87,12 +96,12 @@ def _or(distance, other):
 
 @triton.jit
 def _pairs(
-    gen, neg, pos, stride, unit, N, M, P, width, least_distance, self_distance,
+    gen, neg, pos, stride, left, unit, N, M, P, width, least_distance, self_distance,
     WORK: tl.constexpr, RAGGED: tl.constexpr, DIRECT: tl.constexpr, MASKED: tl.constexpr,
     BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Distances as all temperatures see them."""
-    dx, du, dp = distances(gen, neg, pos, stride, N, M, P, width, DIRECT, WORK, BN, BM, BP, BK)
+    dx, du, dp = distances(gen, neg, pos, stride, left, N, M, P, width, DIRECT, WORK, BN, BM, BP, BK)
     dx = _prepared(dx, least_distance, N, N, BN, BN, RAGGED)
     du = _prepared(du, least_distance, N, M, BN, BM, RAGGED)
     dp = _prepared(dp, least_distance, N, P, BN, BP, RAGGED)
@@ -154,13 +163,14 @@ def _row_distance(distance, least_distance, w, WEIGH: tl.constexpr):
 
 @triton.jit(do_not_specialize=["V"])
 def scale_kernel(
-    origin, table, feature_of_vector, weight, sums, V, N, M, P, width, least_distance,
+    origin, table, feature_of_vector, weight, sums, left, V, N, M, P, width, least_distance,
     WORK: tl.constexpr, WEIGHTED: tl.constexpr, RAGGED: tl.constexpr, DIRECT: tl.constexpr,
     BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Σ_ij w_j ‖x_i − y_j‖ of each problem."""
     pid, group, _, _, gen, neg, pos, stride, _ = problem(origin, table, feature_of_vector, V, N, M, P, width)
-    dx, du, dp = distances(gen, neg, pos, stride, N, M, P, width, DIRECT, WORK, BN, BM, BP, BK)
+    left += pid * left_width(BN, BM, BP)
+    dx, du, dp = first_distances(gen, neg, pos, stride, left, N, M, P, width, DIRECT, WORK, BN, BM, BP, BK)
     first = group * (N + M + P)
     WEIGH: tl.constexpr = RAGGED or WEIGHTED
     row = _row_distance(dx, least_distance, _weight(weight, first, N, BN, WEIGHTED), WEIGH)
@@ -179,9 +189,13 @@ def _add_product(total, a, y):
 
 @triton.jit
 def _row_total(cx, cu, cp, WORK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr):
-    """Σ_j C_ij of rounded C; on tensor cores, where adding 16-bit numbers costs one instruction a number."""
-    if tl.float32 == WORK:
-        return tl.sum(cx, axis=1) + tl.sum(cu, axis=1) + tl.sum(cp, axis=1)
+    """Σ_j C_ij of rounded C; on tensor cores, where adding 16-bit numbers costs one instruction a number.
+
+    Not for more positives: built for two warp groups, the product with ones came out wrong.
+    """
+    if (tl.float32 == WORK) or (BP > 64):
+        total = tl.sum(cx.to(tl.float32), axis=1) + tl.sum(cu.to(tl.float32), axis=1)
+        return total + tl.sum(cp.to(tl.float32), axis=1)
     total = tl.dot(cx, tl.full((BN, 16), 1.0, WORK))
     total = tl.dot(cu, tl.full((BM, 16), 1.0, WORK), total)
     return tl.max(tl.dot(cp, tl.full((BP, 16), 1.0, WORK), total), axis=1)
@@ -236,7 +250,7 @@ def _get(pointer, B: tl.constexpr, STEP: tl.constexpr):
 
 @triton.jit(do_not_specialize=["V"])
 def products_kernel(
-    origin, table, feature_of_vector, weight, numbers, temperatures, products, kept,
+    origin, table, feature_of_vector, weight, numbers, temperatures, left, products, kept,
     V, N, M, P, width, least_distance, self_distance, floor, attraction, repulsion,
     WORK: tl.constexpr, WEIGHTED: tl.constexpr, RAGGED: tl.constexpr, DIRECT: tl.constexpr, R: tl.constexpr,
     KERNEL: tl.constexpr, BOTH: tl.constexpr, MASKED: tl.constexpr, WEIGH_KERNEL: tl.constexpr,
@@ -253,8 +267,8 @@ def products_kernel(
     )
     unit = tl.load(numbers + position * (3 + 2 * R) + 1)
     dx, du, dp = _pairs(
-        gen, neg, pos, stride, unit, N, M, P, width, least_distance, self_distance,
-        WORK, RAGGED, DIRECT, MASKED, BN, BM, BP, BK,
+        gen, neg, pos, stride, left + pid * left_width(BN, BM, BP), unit, N, M, P, width, least_distance,
+        self_distance, WORK, RAGGED, DIRECT, MASKED, BN, BM, BP, BK,
     )  # fmt: skip
     first = group * (N + M + P)
     wx = _weight(weight, first, N, BN, WEIGHTED)
@@ -327,7 +341,7 @@ def products_kernel(
 
 @triton.jit(do_not_specialize=["V", "by_group"])
 def gradient_kernel(
-    origin, table, feature_of_vector, weight, numbers, temperatures, kept, upstream,
+    origin, table, feature_of_vector, weight, numbers, temperatures, left, kept, upstream,
     by_group, V, N, M, P, width, least_distance, self_distance, floor, attraction, repulsion,
     WORK: tl.constexpr, WEIGHTED: tl.constexpr, RAGGED: tl.constexpr, DIRECT: tl.constexpr, R: tl.constexpr,
     KERNEL: tl.constexpr, BOTH: tl.constexpr, MASKED: tl.constexpr, WEIGH_KERNEL: tl.constexpr,
@@ -339,8 +353,8 @@ def gradient_kernel(
     )
     unit = tl.load(numbers + position * (3 + 2 * R) + 1)
     dx, du, dp = _pairs(
-        gen, neg, pos, stride, unit, N, M, P, width, least_distance, self_distance,
-        WORK, RAGGED, DIRECT, MASKED, BN, BM, BP, BK,
+        gen, neg, pos, stride, left + pid * left_width(BN, BM, BP), unit, N, M, P, width, least_distance,
+        self_distance, WORK, RAGGED, DIRECT, MASKED, BN, BM, BP, BK,
     )  # fmt: skip
     first = group * (N + M + P)
     wx = _weight(weight, first, N, BN, WEIGHTED)
