@@ -290,6 +290,8 @@ class DriftPipeline:
             self.save_pretrained(folder)
             return hub.upload(Path(folder), repository, private=private, token=token)
 
+    # In this mode as the rest is: a tensor from outside of it would be compiled for again.
+    @torch.inference_mode()
     def _noise(self, n: int, randomness: torch.Generator) -> Any:
         return self.generator.sample_noise(n, randomness)
 

@@ -1,5 +1,5 @@
 """The kernels of a Transformer block against float64 and against the modules in PyTorch; see
-``tests/test_fused.py`` for where they run.
+``tests/interpreter.py`` for where they run.
 """
 
 import copy
@@ -12,7 +12,8 @@ from driftgen import devices
 from driftgen.generators import DiT, attention_kernels, block_ops, norm_kernels
 from driftgen.generators.conditioning import RMSNorm
 from driftgen.generators.dit import Attention, DiTConfig, rope_tables
-from tests.test_fused import DEVICE, _bfloat16_on_the_cpu, _kernels_everywhere, error  # noqa: F401
+from tests.interpreter import DEVICE, _bfloat16_on_the_cpu, _kernels_everywhere  # noqa: F401
+from tests.test_fused import error
 
 FLOAT32, BFLOAT16, FLOAT16 = torch.float32, torch.bfloat16, torch.float16
 # Relative errors: numbers are rounded once or twice, sums over many of them not at all.

@@ -67,7 +67,7 @@ def test_generators(name):
     torch.testing.assert_close(outputs[1][0], outputs[0][0], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(outputs[1][1], outputs[0][1], rtol=1e-3, atol=1e-4)
     blocks = [module for module in network.modules() if module._compiled_call_impl is not None]
-    assert len(blocks) == {"dit": 4, "unet": 4, "mlp": 1}[name]
+    assert len(blocks) == {"dit": 5, "unet": 4, "mlp": 1}[name]
     assert not [m for m in copy.deepcopy(network).modules() if m._compiled_call_impl is not None]
 
 
@@ -77,7 +77,7 @@ def test_a_block_that_is_repeated_is_compiled_once():
     torch._dynamo.utils.counters.clear()
     with torch.no_grad():
         network(network.sample_noise(3), torch.tensor([0, 1, 2]))
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # the block, and the last layer
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3  # condition, block, last layer
 
 
 def test_encoder():

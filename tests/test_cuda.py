@@ -1,10 +1,13 @@
 """The same mathematics on a GPU: results, memory, launches, and no waiting for the host."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 import driftgen as dg
+from driftgen.devices import without_kernels
 from driftgen.kernels import KERNELS
 from driftgen.normalization import NORMALIZATIONS
 from tests import twin
@@ -43,26 +46,32 @@ def test_field_with_an_offset_and_an_outlier(dtype, outlier):
 
 
 def test_denormals():
+    """Of PyTorch's arithmetic alone: the kernels leave such numbers aside."""
     gen, pos = samples(2, 6, 4), samples(2, 5, 4, seed=1)
     loss = dg.DriftingLoss(convention="paper")
-    small = loss((gen * 1e-40).cuda(), (pos * 1e-40).cuda())
+    with without_kernels():
+        small = loss((gen * 1e-40).cuda(), (pos * 1e-40).cuda())
     assert deviation(small.per_group.cpu(), loss(gen, pos).per_group) <= 1e-2
 
 
+@pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.parametrize("key", CASES)
-def test_release_goldens(key):
+def test_release_goldens(key, kernels):
     gen, pos, neg, wn = golden_inputs(key)
     leaf = gen.cuda().requires_grad_()
-    out = dg.DriftingLoss(CASES[key]["R_list"])(leaf, *to_gpu(pos, neg), negative_weight=wn)
+    with nullcontext() if kernels else without_kernels():
+        out = dg.DriftingLoss(CASES[key]["R_list"])(leaf, *to_gpu(pos, neg), negative_weight=wn)
     out.per_group.sum().backward()
     got = [t.detach().float().cpu().numpy() for t in (out.per_group, out.scale, out.drift, leaf.grad)]
     want = exact(twin.release_loss, gen, pos, neg, CASES[key]["R_list"], wn)
     for value, exact_value, name in zip(got, want, ("loss", "scale", "lossR", "grad"), strict=True):
         tolerance = 2**-8 if (key, name) == ("c17", "grad") else 1e-5
+        if kernels:
+            tolerance = max(tolerance, 2e-3 if gen.dtype == torch.bfloat16 else 1e-4)
         assert deviation(value, exact_value) <= tolerance, name
         own_error = CASES[key]["rel_dev_float32_vs_exact_float64"][name]
         if key not in ("c09", "c15", "c17"):
-            assert deviation(value, GOLDEN[f"{key}_{name}"]) <= max(1e-5, 1.1 * own_error), name
+            assert deviation(value, GOLDEN[f"{key}_{name}"]) <= max(tolerance, 1.1 * own_error), name
 
 
 @pytest.mark.parametrize("chunk", [None, 3])
@@ -85,7 +94,8 @@ def test_feature_sets_agree_with_the_cpu(dtype, chunk):
         ]
 
     for a, b in zip(run(*to_gpu(gen, pos, neg)), run(gen, pos, neg), strict=True):
-        tolerance = 2**-7 if a.dtype == torch.bfloat16 else 1e-5
+        exact_enough = 2e-3 if dtype == torch.bfloat16 else 1e-4  # what the kernels promise
+        tolerance = 2**-7 if a.dtype == torch.bfloat16 else exact_enough
         assert deviation(a.float().cpu(), b.float()) <= tolerance
 
 

@@ -16,50 +16,12 @@ from driftgen.generators.image_mlp import ImageMLP
 from driftgen.problems import buckets_by_width
 from driftgen.training.step import Drawn, DriftStep
 from tests import twin
+from tests.interpreter import DEVICE, _bfloat16_on_the_cpu, _kernels_everywhere  # noqa: F401
 
 pytest.importorskip("triton")
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LIFT = 2**10
 # Relative errors that are allowed.
 ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 2e-3, torch.float16: 1e-3}
-
-
-@pytest.fixture(autouse=True)
-def _kernels_everywhere(monkeypatch):
-    monkeypatch.setattr(devices, "DEVICES", {"cuda", "cpu"})
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _bfloat16_on_the_cpu():
-    """The interpreter multiplies the bits of bfloat16 as if they were whole numbers, and cuts them off
-    instead of rounding: both mended here.
-    """
-    if DEVICE == "cuda":
-        yield
-        return
-    import triton.language as tl
-    from triton.runtime import interpreter
-
-    builder, patch = interpreter.InterpreterBuilder, pytest.MonkeyPatch()
-    dot, truncate = builder.create_dot, builder.create_fp_trunc
-
-    def wide(handle):
-        bits = handle.data.astype(np.uint32) << 16
-        return interpreter.TensorHandle(bits.view(np.float32), tl.float32)
-
-    def create_dot(self, a, b, *rest):
-        return dot(self, *(wide(t) if t.dtype.scalar == tl.bfloat16 else t for t in (a, b)), *rest)
-
-    def create_fp_trunc(self, source, target):
-        if target.scalar != tl.bfloat16:
-            return truncate(self, source, target)
-        rounded = torch.from_numpy(source.data.astype(np.float32)).bfloat16().view(torch.uint16).numpy()
-        return interpreter.TensorHandle(rounded, tl.bfloat16)
-
-    patch.setattr(builder, "create_dot", create_dot)
-    patch.setattr(builder, "create_fp_trunc", create_fp_trunc)
-    yield
-    patch.undo()
 
 
 @pytest.fixture
@@ -146,13 +108,13 @@ KINDS = ["random", "offset", "far", "clustered", "duplicate", "outlier"]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_release(kind, dtype, launches):
-    gen, neg, pos = samples(kind, (12, 5, 9), 34, dtype=dtype)
+    gen, neg, pos = samples(kind, (12, 5, 9), 34, groups=2 if kind == "random" else 1, dtype=dtype)
     compare(gen, pos, neg, twin.release_loss)
     assert len(launches) == 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("width", [1, 7, 32, 33, 65, 130])
+@pytest.mark.parametrize("width", [1, 32, 33, 130])
 def test_widths(width, dtype, launches):
     gen, neg, pos = samples("random", (10, 3, 5), width, groups=1, dtype=dtype)
     compare(gen, pos, neg, twin.release_loss)

@@ -9,14 +9,7 @@ from driftgen import devices
 from driftgen.features import ResNetMAE
 from driftgen.features.group_norm import covers, group_norm
 from driftgen.features.resnet_mae import _Norm
-
-pytest.importorskip("triton")
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-
-@pytest.fixture(autouse=True)
-def _kernels_everywhere(monkeypatch):
-    monkeypatch.setattr(devices, "DEVICES", {"cuda", "cpu"})
+from tests.interpreter import DEVICE, _bfloat16_on_the_cpu, _kernels_everywhere  # noqa: F401
 
 
 def maps(shape, dtype=torch.float32, offset=0.0, seed=0):
@@ -45,7 +38,15 @@ def error(found, wanted):
 @pytest.mark.parametrize("with_other", [True, False])
 @pytest.mark.parametrize(
     ("shape", "groups"),
-    [((2, 16, 4, 4), 4), ((3, 6, 3, 5), 3), ((2, 64, 2, 2), 2), ((1, 40, 6, 6), 10)],
+    [
+        ((2, 16, 4, 4), 4),
+        ((3, 6, 3, 5), 3),
+        ((2, 64, 2, 2), 2),
+        ((1, 40, 6, 6), 10),
+        ((1, 32, 32, 32), 4),  # read twice on the way back
+        ((1, 48, 30, 20), 3),
+        ((1, 256, 4, 4), 2),
+    ],
     ids=str,
 )
 def test_agrees_with_float64(shape, groups, with_other, relu):
@@ -79,14 +80,45 @@ def test_a_large_mean_costs_no_digits():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_16_bit_maps_are_rounded_once(dtype):
-    if DEVICE == "cpu" and dtype == torch.bfloat16:
-        pytest.skip("Triton's interpreter does not round to bfloat16")
     x, other, (weight, bias) = maps((2, 32, 4, 4), dtype), maps((2, 32, 4, 4), dtype, seed=1), weights(32)
     y = group_norm(x, 8, weight, bias, 1e-6, other, True)
     wanted = exact(x, 8, weight, bias, 1e-6, other, True).to(dtype)
     assert y.dtype == dtype
     assert (y != wanted).double().mean() < 1e-2  # where it lies between two numbers
     assert error(y, wanted) < (1e-4 if dtype == torch.float16 else 1e-3)
+
+
+@pytest.mark.parametrize("shape", [(2, 32, 4, 4), (2, 32, 3, 5), (1, 16, 32, 32)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_without_a_sum_the_mask_is_found_again(dtype, shape):
+    """Where y is 0 no gradient passes, and elsewhere all of it: also where rounding to the type gave 0."""
+    channels = shape[1]
+    x, weight, bias = maps(shape, dtype), *weights(channels)
+    # Most y next to 0: below what float16 holds, above it, and so that products and sums round either way.
+    weight = weight * torch.tensor([1.0, 1e-7, 1e-8, 1e-4], device=DEVICE).repeat(channels // 4)
+    bias = bias * torch.tensor([1.0, 1e-8, 0.0, 1e-4], device=DEVICE).repeat(channels // 4)
+    x = torch.where(torch.rand(shape, device=DEVICE) < 0.3, x[:, :, :1, :1], x)
+    x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+    y = group_norm(x, 4, weight, bias, 1e-6, None, True)
+    if dtype == torch.float16:
+        unrounded = F.group_norm(x.double(), 4, weight.double(), bias.double(), 1e-6)
+        assert ((unrounded > 1e-9) & (y == 0)).any()
+    upstream = maps(shape, dtype, seed=2)
+    (found,) = torch.autograd.grad(y, x, upstream)
+    # The same with ReLU outside, by the y that was written.
+    plain = group_norm(x, 4, weight, bias, 1e-6, None, False)
+    (wanted,) = torch.autograd.grad(plain, x, torch.where(y > 0, upstream, 0))
+    assert torch.equal(found, wanted)
+
+
+def test_what_is_kept():
+    x, other, (weight, bias) = maps((2, 16, 4, 4)), maps((2, 16, 4, 4), seed=1), weights(16)
+    x.requires_grad_()
+    for added, relu, more in ((None, False, 0), (None, True, 0), (other, False, 0), (other, True, 1)):
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: kept.append(t) or t, lambda t: t):
+            group_norm(x, 4, weight, bias, 1e-6, added, relu)
+        assert len([t for t in kept if t.shape == x.shape]) == 1 + more
 
 
 def test_what_is_covered(monkeypatch):

@@ -8,10 +8,9 @@ from driftgen.compiling import to_channels_last
 from driftgen.features import ResNetMAE, feature_pyramid
 from driftgen.features.map_statistics import covers, map_statistics
 from driftgen.features.pyramid import patch_statistics
-from tests.test_fused import _bfloat16_on_the_cpu, _kernels_everywhere  # noqa: F401
+from tests.interpreter import DEVICE, _bfloat16_on_the_cpu, _kernels_everywhere  # noqa: F401
 
 pytest.importorskip("triton")
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -227,21 +226,27 @@ def test_inside_a_compiled_function(only):
         assert error(compiled, plain.double()) < 1e-6
 
 
-def test_of_an_encoder():
-    """Maps that also feed the next layer, between compiled blocks."""
+@pytest.mark.parametrize("compiled", [False, True])
+def test_of_an_encoder(compiled):
+    """Maps that also feed the next layer; also between compiled blocks, whose maps have any layout (those of
+    PyTorch's group norm are not channels-last on a GPU).
+    """
     mae = ResNetMAE(in_channels=3, base_channels=8, blocks=(2,), decoder=False).to(DEVICE)
-    to_channels_last(mae)
-    for block in mae.encoder.stages[0]:
-        block.compile(backend="aot_eager")
+    to_channels_last(mae.requires_grad_(False))
+    if compiled:
+        for block in mae.encoder.stages[0]:
+            block.compile(backend="aot_eager")
     x, found = feature_map(2, 3, 4, 4), []
     for kernels in (False, True):
         leaf = x.clone().requires_grad_()
-        mae._statistics = refuse if kernels else patch_statistics
+        mae._statistics = refuse if kernels and not compiled else patch_statistics
         with torch.enable_grad() if kernels else devices.without_kernels():
             values = mae.features(leaf)
         sum(v.square().mean() for v in values.values()).backward()
         found.append({**values, "gradient": leaf.grad})
-    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-4)
+    # Convolutions of float32 keep ten bits on a GPU, and may not take the same algorithm twice.
+    atol, rtol = (1e-2, 1e-2) if DEVICE == "cuda" else (1e-5, 1e-4)
+    torch.testing.assert_close(*found, atol=atol, rtol=rtol)
 
 
 def test_an_uncovered_map_is_refused():

@@ -48,17 +48,17 @@ def test_images_of_a_seed_stay():
     forms = len(compiled)
     same(5)
     same(3)
-    assert len(compiled) == forms == 2  # one size, so the block and the last layer once
+    assert len(compiled) == forms == 3  # one size, so condition, block and last layer once
     same(2)
     same(1)
     assert rows[-2:] == [2, 1]
-    assert len(compiled) == 6
+    assert len(compiled) == 9
     pipe.batch_size = 3  # not a power of two
     same(9)
     same(3)
     same(2)
     assert rows[-5:] == [3, 3, 3, 3, 2]
-    assert len(compiled) == 8  # nothing of a size seen before, and no form for all sizes
+    assert len(compiled) == 12  # nothing of a size seen before, and no form for all sizes
     rest = list(pipe.stream([1] * 9, seed=3, output="tensor", skip=5))
     torch.testing.assert_close(torch.cat(rest), want[5:], rtol=0, atol=1e-5)
     assert list(pipe.stream([1] * 3, seed=3, skip=3)) == []

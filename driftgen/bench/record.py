@@ -165,10 +165,10 @@ def show_rows(rows: Sequence[Row], title: str, console: Console | None = None) -
     console.print(f"[bold]{escape(title)}[/]", highlight=False)
     console.print(table)
     notes = ["Below: others over ours" if names or release else "Below"]
-    notes += ["ours over the floor"] if floor else []
+    notes += ["ours over floor"] if floor else []
     notes += ["peak over inputs + outputs"] if any(row.least_bytes for row in rows) else []
     notes += ["images a second"] if any(row.images for row in rows) else []
-    console.print(f"[dim]{', '.join(notes)}. Cold: the first call.[/]")
+    console.print(f"[dim]{', '.join(notes)}. Cold: first call.[/]", width=min(console.width, 80))
 
 
 def check_json(path: Path | None) -> None:
@@ -196,7 +196,7 @@ def _ours(record: Mapping[str, Any]) -> str:
     if not record["fits"]:
         return _cell("no room")
     rate = record.get("images_per_second")
-    return _cell(f"[bold]{_duration(record['seconds'])}[/]", "" if rate is None else f"{rate:,.3g}/s")
+    return _cell(f"[bold]{_duration(record['seconds'])}[/]", "" if rate is None else _rate(rate))
 
 
 def _reference(record: Mapping[str, Any], name: str) -> str:
@@ -220,6 +220,11 @@ def _ratio(above: float | None, below: float | None) -> float | None:
 
 def _times(ratio: float | None) -> str:
     return "" if ratio is None else f"{ratio:.0f}x" if ratio >= 100 else f"{ratio:.3g}x"
+
+
+def _rate(rate: float) -> str:
+    """Three digits: 1,020/s."""
+    return f"{float(f'{rate:.3g}'):,.0f}/s" if rate >= 100 else f"{rate:.3g}/s"
 
 
 def _duration(seconds: float | None) -> str:

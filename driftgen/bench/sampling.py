@@ -17,6 +17,7 @@ from driftgen.bench.clock import Timing, free, timed
 from driftgen.bench.memory import count_bytes
 from driftgen.bench.record import Row, least_time
 from driftgen.bench.step import count_operations
+from driftgen.bench.weights import enliven
 from driftgen.compiling import compile_parts
 from driftgen.errors import InputError, unknown_name
 from driftgen.generators import dit, unet
@@ -29,7 +30,6 @@ __all__ = [
     "check_sampling",
     "default_modes",
     "default_presets",
-    "enliven",
     "fp8_errors",
     "make_generator",
     "measure_sampling",
@@ -144,14 +144,6 @@ def measure_sampling(
     del network
     free(device)
     return rows
-
-
-def enliven(network: torch.nn.Module, std: float) -> None:
-    """Draws what starts at zero (modulations, output): samples are else zero, and blocks without effect."""
-    with torch.no_grad():
-        for parameter in network.parameters():
-            if parameter.ndim > 1 and not parameter.any():
-                parameter.normal_(std=std)
 
 
 def fp8_errors(preset: str, dtype: torch.dtype, device: torch.device, count: int = 8) -> list[dict[str, Any]]:

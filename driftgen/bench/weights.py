@@ -10,8 +10,8 @@ __all__ = ["enliven"]
 
 @torch.no_grad()
 def enliven(network: nn.Module, std: float) -> None:
-    """Draws anew the weights that start at zero, so that gates are open and samples differ, as they do in training: with
-    equal samples, all distances among them would be 0, and the loss another case than in training.
+    """Draws anew the weights that start at zero, so that gates are open and samples differ, as they do in
+    training: with equal samples, all distances among them would be 0, and the loss another case.
     """
     for parameter in network.parameters():
         if parameter.ndim > 1 and not parameter.any():

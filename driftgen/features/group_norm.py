@@ -19,8 +19,16 @@ __all__ = ["covers", "group_norm"]
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST_NUMBERS = 2**15  # of a program, which holds them in registers
-NUMBERS_OF_A_WARP = 2**11
-WIDE = 32  # channels side by side from which on memory is read in whole pieces
+NUMBERS_OF_A_WARP = 2**10
+LEAST_NUMBERS = 2**10
+# Channels side by side: with 16 bits a whole line of memory, half of it, and the least that is read.
+LINE, PIECE, SECTOR = 64, 32, 16
+# Above it the backward pass, which needs two maps at a time, leaves room for one program only on each
+# multiprocessor, which then waits for memory and computes by turns, or not even for that one. Instead it
+# reads a few numbers of each thread at a time, and all of them twice: until then the cache has them.
+MOST_ONCE = 2**13
+NUMBERS_AT_A_TIME = 2**8  # of a warp: one load of 16 bytes for each thread and map
+REGISTERS = 64  # of a thread with 16-bit maps, so that two programs of 16 warps have room
 
 
 def group_norm(
@@ -79,15 +87,17 @@ class _GroupNorm(torch.autograd.Function):
         from driftgen.features.group_norm_kernels import forward_kernel
 
         b, c, h, w = x.shape
-        grid, options = _build(c, h * w, c // groups)
+        blocks, options, for_backward = _build(c, h * w, c // groups, x.element_size())
         y = torch.empty_like(x)
         needed = ctx.needs_input_grad[0] or ctx.needs_input_grad[5]
-        statistics = torch.empty(b, 2, c, device=x.device) if needed else None
+        statistics = x.new_empty((b, 2, groups), dtype=torch.float32) if needed else None
         with _on(x.device):
-            forward_kernel[(b, grid)](x, weight, bias, other, y, statistics, eps, relu, **options)
+            forward_kernel[(b * blocks,)](x, weight, bias, other, y, statistics, eps, relu, **options)
         if needed:
-            ctx.save_for_backward(x, weight, y if relu else None, statistics)
-            ctx.build = b, grid, options
+            # Where nothing was added, y > 0 is found from x again.
+            kept = y if relu and other is not None else None
+            ctx.save_for_backward(x, weight, bias, kept, statistics)
+            ctx.build = b * blocks, for_backward
             ctx.relu, ctx.other = relu, other is not None
         return y
 
@@ -96,27 +106,38 @@ class _GroupNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         from driftgen.features.group_norm_kernels import backward_kernel
 
-        x, weight, y, statistics = ctx.saved_tensors
-        b, grid, options = ctx.build
+        x, weight, bias, y, statistics = ctx.saved_tensors
+        programs, options = ctx.build
         grad = grad.contiguous(memory_format=torch.channels_last)
         # Without ReLU the other summand has the gradient of the sum itself.
         of_other = torch.empty_like(x) if ctx.other and ctx.relu else None
         of_x = torch.empty_like(x)
         with _on(x.device):
-            backward_kernel[(b, grid)](x, weight, y, grad, statistics, of_x, of_other, ctx.relu, **options)
+            backward_kernel[(programs,)](
+                x, weight, bias, y, grad, statistics, of_x, of_other, ctx.relu, **options
+            )
         return of_x, None, None, None, None, (of_other if ctx.relu else grad) if ctx.other else None, None
 
 
 @functools.lru_cache(maxsize=256)
-def _build(channels: int, locations: int, size: int) -> tuple[int, dict[str, Any]]:
-    """Programs of a sample, and how the kernels are built."""
+def _build(
+    channels: int, locations: int, size: int, bytes_of_one: int
+) -> tuple[int, dict[str, Any], dict[str, Any]]:
+    """Programs of a sample, and how the kernels are built: that of the forward pass, and the other."""
     rows = _power(locations)
-    block = max(size, min(_power(channels), max(WIDE, 2**14 // rows)))
-    while rows * block > MOST_NUMBERS:
-        block //= 2
-    warps = min(16, max(1, rows * block // NUMBERS_OF_A_WARP))
-    shape = {"C": channels, "HW": locations, "SIZE": size, "BHW": rows, "BC": block}
-    return -(-channels // block), {**shape, "num_warps": warps, "num_stages": 1}
+    block = max(size, min(_power(channels), max(LINE, LEAST_NUMBERS // rows)))
+    for most, least in ((MOST_ONCE, PIECE), (2 * MOST_ONCE, SECTOR)):
+        while rows * block > most and block > max(size, least):
+            block //= 2
+    warps = min(32, max(1, rows * block // NUMBERS_OF_A_WARP))
+    options = {"C": channels, "HW": locations, "SIZE": size, "GROUPS": block // size}
+    options |= {"num_warps": warps, "num_stages": 1}
+    forward, backward = {**options, "ROWS": rows}, {**options, "ROWS": rows}
+    if rows * block > MOST_ONCE:
+        backward["ROWS"] = warps * NUMBERS_AT_A_TIME // block
+        if bytes_of_one == 2:
+            forward["maxnreg"] = backward["maxnreg"] = REGISTERS
+    return -(-channels // block), forward, backward
 
 
 def _power(n: int) -> int:
@@ -125,4 +146,7 @@ def _power(n: int) -> int:
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    """Makes the device the current one, which takes longer than to ask whether it is."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)

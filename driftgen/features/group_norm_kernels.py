@@ -1,5 +1,5 @@
-"""The kernels of ``driftgen.features.group_norm``: a program holds all locations of some groups of a sample,
-so that a map is read once and written once."""
+"""The kernels of ``driftgen.features.group_norm``: a program has all locations of some groups of a sample, so
+that a map comes from memory once, and goes to memory once."""
 
 from __future__ import annotations
 
@@ -10,12 +10,23 @@ __all__ = ["backward_kernel", "forward_kernel"]
 
 
 @triton.jit
-def _place(C: tl.constexpr, HW: tl.constexpr, BHW: tl.constexpr, BC: tl.constexpr):
-    """Offsets of this program's numbers ``[BHW, BC]``, which of them exist, and its channels."""
-    sample, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    location, channel = tl.arange(0, BHW), block * BC + tl.arange(0, BC)
-    offsets = sample * (HW * C) + (location[:, None] * C + channel[None, :])
-    return offsets, (location < HW)[:, None] & (channel < C)[None, :], channel
+def _place(C: tl.constexpr, SIZE: tl.constexpr, GROUPS: tl.constexpr):
+    """The sample of this program, its groups ``[GROUPS]`` and its channels ``[GROUPS, SIZE]``.
+
+    Programs beside each other have channels beside each other, which lie in the same pieces of memory.
+    """
+    BLOCKS: tl.constexpr = (C // SIZE + GROUPS - 1) // GROUPS
+    sample, block = (tl.program_id(0) // BLOCKS).to(tl.int64), tl.program_id(0) % BLOCKS
+    group = block * GROUPS + tl.arange(0, GROUPS)
+    return sample, group, group[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+
+
+@triton.jit
+def _numbers(sample, first, channel, C: tl.constexpr, HW: tl.constexpr, ROWS: tl.constexpr):
+    """Offsets of the numbers of ROWS locations, ``[ROWS, GROUPS, SIZE]``, and which of them exist."""
+    location = first + tl.arange(0, ROWS)
+    offsets = sample * (HW * C) + (location[:, None, None] * C + channel[None, :, :])
+    return offsets, (location < HW)[:, None, None] & (channel < C)[None, :, :]
 
 
 @triton.jit
@@ -36,68 +47,125 @@ def _write(pointer, offsets, values, inside, EVEN: tl.constexpr):
 
 
 @triton.jit
-def _group_mean(values, HW: tl.constexpr, SIZE: tl.constexpr, BC: tl.constexpr):
-    """The mean over locations and the channels of a group, ``[BC]``: for each channel that of its group."""
-    by_group = tl.sum(tl.reshape(tl.sum(values, axis=0), (BC // SIZE, SIZE)), axis=1) * (1.0 / (HW * SIZE))
-    return tl.reshape(tl.broadcast_to(by_group[:, None], (BC // SIZE, SIZE)), (BC,))
+def _mean(by_location, NUMBERS: tl.constexpr):
+    """The mean of each group, ``[GROUPS]``, from its sums over channels ``[ROWS, GROUPS]``."""
+    total = tl.sum(by_location, axis=0)
+    # Rounded once, whatever follows: a compiler would join a product and a difference into one operation,
+    # and x − m would not be what it is with the m that was written. A power of two rounds nothing.
+    if NUMBERS & (NUMBERS - 1) == 0:
+        return total * (1.0 / NUMBERS)
+    else:
+        return tl.div_rn(total, tl.full(total.shape, NUMBERS, tl.float32))
+
+
+@triton.jit
+def _affine(centred, scale, shift):
+    """(x − m) · scale + shift, rounded once. One function for both passes: y > 0 is to be the same."""
+    return tl.fma(centred, tl.broadcast_to(scale[None, :, :], centred.shape), shift[None, :, :])
 
 
 @triton.jit
 def forward_kernel(
     x, weight, bias, other, y, statistics, epsilon,
-    RELU: tl.constexpr, C: tl.constexpr, HW: tl.constexpr, SIZE: tl.constexpr,
-    BHW: tl.constexpr, BC: tl.constexpr,
+    RELU: tl.constexpr, C: tl.constexpr, HW: tl.constexpr, SIZE: tl.constexpr, GROUPS: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
     """y = (x − m) / √(v + ε) · weight + bias (+ other), no less than 0 if RELU. ``statistics``,
-    ``[B, 2, C]``, takes m and 1 / √(v + ε).
+    ``[B, 2, groups]``, takes m and 1 / √(v + ε). ROWS is at least HW.
     """
-    EVEN: tl.constexpr = (BHW == HW) and (C % BC == 0)
-    offsets, inside, channel = _place(C, HW, BHW, BC)
+    COUNT: tl.constexpr = C // SIZE
+    EVEN: tl.constexpr = (ROWS == HW) and (COUNT % GROUPS == 0)
+    sample, group, channel = _place(C, SIZE, GROUPS)
+    offsets, inside = _numbers(sample, 0, channel, C, HW, ROWS)
     there = channel < C
     values = _read(x, offsets, inside, EVEN).to(tl.float32)
-    mean = _group_mean(values, HW, SIZE, BC)
-    values = values - mean[None, :]
+    mean = _mean(tl.sum(values, axis=2), HW * SIZE)
+    values = values - mean[None, :, None]
     if not EVEN:
         values = tl.where(inside, values, 0.0)
-    inverse = tl.rsqrt(_group_mean(values * values, HW, SIZE, BC) + epsilon)
-    scale = tl.load(weight + channel, mask=there, other=0.0).to(tl.float32) * inverse
+    inverse = tl.rsqrt(_mean(tl.sum(values * values, axis=2), HW * SIZE) + epsilon)
+    scale = tl.load(weight + channel, mask=there, other=0.0).to(tl.float32) * inverse[:, None]
     shift = tl.load(bias + channel, mask=there, other=0.0).to(tl.float32)
-    values = values * scale[None, :] + shift[None, :]
+    values = _affine(values, scale, shift)
     if other is not None:
         values += _read(other, offsets, inside, EVEN).to(tl.float32)
     if RELU:
         values = tl.maximum(values, 0.0)
     _write(y, offsets, values, inside, EVEN)
     if statistics is not None:
-        place = statistics + tl.program_id(0).to(tl.int64) * (2 * C) + channel
-        tl.store(place, mean, mask=there)
-        tl.store(place + C, inverse, mask=there)
+        place = statistics + sample * (2 * COUNT) + group
+        tl.store(place, mean, mask=group < COUNT)
+        tl.store(place + COUNT, inverse, mask=group < COUNT)
+
+
+@triton.jit
+def _given(
+    x, y, grad, offsets, inside, mean, inverse, scale, shift, RELU: tl.constexpr, EVEN: tl.constexpr
+):  # fmt: skip
+    """∂y where y > 0, and x − m. Where no y is given, it is found from x as in the forward pass."""
+    given = _read(grad, offsets, inside, EVEN)
+    own = _read(x, offsets, inside, EVEN)
+    centred = own.to(tl.float32) - mean[None, :, None]
+    if RELU:
+        if y is not None:
+            given = tl.where(_read(y, offsets, inside, EVEN) > 0, given, 0.0)
+        else:
+            # As it was written: small numbers may have become 0. (The interpreter compares bits of bfloat16.)
+            found = _affine(centred, scale * inverse[:, None], shift).to(own.dtype)
+            given = tl.where(found.to(tl.float32) > 0, given, 0.0)
+    return given, centred
+
+
+@triton.jit
+def _gradient(given, centred, scale, inverse, average, along):
+    """(g − mean g − x̂ · mean (g x̂)) / √(v + ε), given the means of g and of g · (x − m)."""
+    of_given, of_centred = scale * inverse[:, None], inverse * inverse * inverse * along
+    constant = (average * inverse)[None, :, None]
+    return given.to(tl.float32) * of_given[None, :, :] - centred * of_centred[None, :, None] - constant
 
 
 @triton.jit
 def backward_kernel(
-    x, weight, y, grad, statistics, grad_x, grad_other,
-    RELU: tl.constexpr, C: tl.constexpr, HW: tl.constexpr, SIZE: tl.constexpr,
-    BHW: tl.constexpr, BC: tl.constexpr,
+    x, weight, bias, y, grad, statistics, grad_x, grad_other,
+    RELU: tl.constexpr, C: tl.constexpr, HW: tl.constexpr, SIZE: tl.constexpr, GROUPS: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
     """∂other = ∂y where y > 0; ∂x = (g − mean g − x̂ · mean (g x̂)) / √(v + ε), with x̂ the normalised x and
     g = ∂other · weight.
+
+    With ROWS of less than HW everything is read twice, the second time from a cache.
     """
-    EVEN: tl.constexpr = (BHW == HW) and (C % BC == 0)
-    offsets, inside, channel = _place(C, HW, BHW, BC)
+    COUNT: tl.constexpr = C // SIZE
+    EVEN: tl.constexpr = (HW % ROWS == 0) and (COUNT % GROUPS == 0)
+    sample, group, channel = _place(C, SIZE, GROUPS)
     there = channel < C
-    given = _read(grad, offsets, inside, EVEN)
-    if RELU:
-        given = tl.where(_read(y, offsets, inside, EVEN) > 0, given, 0.0)
-    if grad_other is not None:
-        _write(grad_other, offsets, given, inside, EVEN)
-    place = statistics + tl.program_id(0).to(tl.int64) * (2 * C) + channel
-    mean = tl.load(place, mask=there, other=0.0)
-    inverse = tl.load(place + C, mask=there, other=0.0)
+    place = statistics + sample * (2 * COUNT) + group
+    mean = tl.load(place, mask=group < COUNT, other=0.0)
+    inverse = tl.load(place + COUNT, mask=group < COUNT, other=0.0)
     scale = tl.load(weight + channel, mask=there, other=0.0).to(tl.float32)
-    own = _read(x, offsets, inside, EVEN)
-    normal = (own.to(tl.float32) - mean[None, :]) * inverse[None, :]
-    g = given.to(tl.float32) * scale[None, :]
-    average, along = _group_mean(g, HW, SIZE, BC), _group_mean(g * normal, HW, SIZE, BC)
-    found = (g - average[None, :] - normal * along[None, :]) * inverse[None, :]
-    _write(grad_x, offsets, found, inside, EVEN)
+    shift = tl.load(bias + channel, mask=there, other=0.0).to(tl.float32)
+    if ROWS >= HW:
+        offsets, inside = _numbers(sample, 0, channel, C, HW, ROWS)
+        given, centred = _given(x, y, grad, offsets, inside, mean, inverse, scale, shift, RELU, EVEN)
+        if grad_other is not None:
+            _write(grad_other, offsets, given, inside, EVEN)
+        g = given.to(tl.float32) * scale[None, :, :]
+        average = _mean(tl.sum(g, axis=2), HW * SIZE)
+        along = _mean(tl.sum(g * centred, axis=2), HW * SIZE)
+        _write(grad_x, offsets, _gradient(given, centred, scale, inverse, average, along), inside, EVEN)
+    else:
+        plain = tl.zeros((ROWS, GROUPS), tl.float32)
+        product = tl.zeros((ROWS, GROUPS), tl.float32)
+        for first in range(0, HW, ROWS):
+            offsets, inside = _numbers(sample, first, channel, C, HW, ROWS)
+            given, centred = _given(x, y, grad, offsets, inside, mean, inverse, scale, shift, RELU, EVEN)
+            g = given.to(tl.float32) * scale[None, :, :]
+            plain += tl.sum(g, axis=2)
+            product += tl.sum(g * centred, axis=2)
+        average, along = _mean(plain, HW * SIZE), _mean(product, HW * SIZE)
+        for first in range(0, HW, ROWS):
+            offsets, inside = _numbers(sample, first, channel, C, HW, ROWS)
+            given, centred = _given(x, y, grad, offsets, inside, mean, inverse, scale, shift, RELU, EVEN)
+            if grad_other is not None:
+                _write(grad_other, offsets, given, inside, EVEN)
+            _write(grad_x, offsets, _gradient(given, centred, scale, inverse, average, along), inside, EVEN)

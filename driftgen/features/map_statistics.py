@@ -64,10 +64,13 @@ def map_statistics(feature_map: Tensor, sizes: Sequence[tuple[int, int]]) -> tup
     return vectors, list(zip(found[::2], found[1::2], strict=True))
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _has_kernels(device: torch.device) -> bool:
-    """For compilers too, which would look into it."""
     return has_kernels(device)
+
+
+# The compiler is to ask, not to look inside. ``torch.compiler.assume_constant_result`` says so too, but loads
+# the whole compiler, and Triton with it, as soon as this module is imported.
+_has_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _sides(feature_map: Tensor, sizes: Sequence[tuple[int, int]]) -> list[int] | None:
@@ -195,7 +198,10 @@ def _power(n: int) -> int:
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    """Makes the device the current one, which takes longer than to ask whether it is."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
 
 
 # The same for compilers, which do not look into it.

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from driftgen.compiling import compile_blocks
 from driftgen.devices import has_kernels
 from driftgen.errors import InputError, unknown_name
+from driftgen.features import frozen_conv
 from driftgen.features.group_norm import group_norm
 from driftgen.features.pyramid import at_least_float32, feature_pyramid, patch_statistics
 
@@ -357,6 +358,17 @@ class _Conv(nn.Conv2d):
 
     def __init__(self, inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> None:
         super().__init__(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+        self._cast = frozen_conv.CastWeight()
+
+    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> _Conv:
+        self._cast.clear()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        if frozen_conv.covers(self, x):
+            return frozen_conv.frozen_conv(self, x, self._cast)
+        return super().forward(x)
 
 
 class _Block(nn.Module):

@@ -29,7 +29,7 @@ NARROW = 32  # up to this width differences cost less than tensor cores, which w
 BUILD: dict[str, dict[str, int | None]] = {
     "scale_kernel": {"BK": 64, "num_warps": 4, "num_stages": 3, "maxnreg": None},
     "products_kernel": {"BK": 64, "num_warps": 4, "num_stages": 3, "maxnreg": None},
-    "gradient_kernel": {"BK": 64, "num_warps": 4, "num_stages": 4, "maxnreg": None},
+    "gradient_kernel": {"BK": 64, "num_warps": 4, "num_stages": 3, "maxnreg": None},
 }
 DIRECT_TILE = 32  # numbers of a sample in a tile of float32: more would not fit beside A
 BLOCK = 1024  # problems that statistics are taken of at a time
@@ -40,7 +40,8 @@ def covers(settings: Settings, buckets: list[Bucket]) -> bool:
     """Whether the kernels do this call: one 16- or 32-bit type for all samples of a width, normalised
     features, any kernel of the library, both-axis or y normalisation, up to four temperatures, up to 64
     generated samples in a group and 128 + 32 others. Weights, conventions, factors, widths and the number of
-    groups are free.
+    groups are free. Distances are to lie between 1e-15 and 1e15, which a look at the samples would have to
+    wait for.
     """
     first = buckets[0].generated[0]
     if not has_kernels(first.device):
@@ -120,7 +121,7 @@ class _Shape:
         """Numbers that the first pass leaves for the others; see ``driftgen.fused.distances``."""
         return 1 if self.direct else sum(self.blocks) + 4
 
-    @property
+    @functools.cached_property
     def blocks(self) -> tuple[int, int, int]:
         """Rows of the tiles that hold the three sets."""
         n, m, p = (_block(max(n, 1)) for n in self.samples)
@@ -131,6 +132,7 @@ class _Shape:
         """Whether distances come from differences, not from products on tensor cores."""
         return self.dtype == torch.float32 or self.width <= NARROW or self.samples[0] <= FEW
 
+    @functools.lru_cache(maxsize=512)  # noqa: B019 - shapes are small, and few
     def options(self, kernel: str) -> dict[str, Any]:
         """How a kernel is built for it."""
         import triton.language as tl
@@ -171,7 +173,7 @@ def _numbers(shape: _Shape, exact: torch.dtype, device: torch.device) -> _Number
     positions, each = torch.tensor(shape.features), torch.tensor(shape.vectors)
     owner = torch.arange(len(each)).repeat_interleave(each)
     member = owner == torch.arange(len(each))[:, None]
-    found = (t.to(device) for t in (owner, positions[owner], positions, member.to(exact)))
+    found = (t.to(device, non_blocking=True) for t in (owner, positions[owner], positions, member.to(exact)))
     return _Numbers(*found)
 
 
@@ -423,7 +425,7 @@ def _on_device(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tenso
 
 @functools.lru_cache(maxsize=64)
 def _temperatures(temperatures: tuple[float, ...], device: torch.device) -> Tensor:
-    return torch.tensor(temperatures).to(device)
+    return torch.tensor(temperatures).to(device, non_blocking=True)
 
 
 def _three(bucket: Bucket) -> list[list[Tensor]]:

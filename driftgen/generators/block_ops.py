@@ -20,6 +20,7 @@ __all__ = [
     "covers_stream",
     "gated_norm",
     "gated_residual",
+    "has_kernels",
     "modulated_norm",
     "stream_norm",
     "turned_heads",
@@ -42,7 +43,7 @@ def covers_heads(qkv: Tensor, heads: int) -> bool:
     """
     tokens, width = qkv.shape[-2:]
     return (
-        _has_kernels(qkv) and qkv.ndim == 3 and width // (3 * heads) in HEAD_SIZES and tokens * width < 2**31
+        has_kernels(qkv) and qkv.ndim == 3 and width // (3 * heads) in HEAD_SIZES and tokens * width < 2**31
     )
 
 
@@ -53,7 +54,7 @@ def covers_stream(x: Tensor) -> bool:
     tokens, width = x.shape[-2:]
     return (
         torch.is_grad_enabled()
-        and _has_kernels(x)
+        and has_kernels(x)
         and x.ndim == 3
         and width % 16 == 0
         and width <= MOST_WIDTH
@@ -61,7 +62,8 @@ def covers_stream(x: Tensor) -> bool:
     )
 
 
-def _has_kernels(x: Tensor) -> bool:
+def has_kernels(x: Tensor) -> bool:
+    """Whether kernels of our own run on the device of this tensor, and take its numbers."""
     # The first half is there for the compiler, which compiles again when it changes.
     return x.device.type in devices.DEVICES and x.dtype in TYPES and _can_run(x.device)
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
 from driftgen.compiling import compile_blocks
@@ -26,6 +27,7 @@ from driftgen.generators.block_ops import (
 )
 from driftgen.generators.conditioning import Conditioning, ImageGenerator, RMSNorm, float32_linear
 from driftgen.generators.noise import check_noise
+from driftgen.generators.sampling_ops import attention, covers_attention
 
 __all__ = ["DiT", "DiTConfig"]
 
@@ -146,8 +148,10 @@ class DiT(ImageGenerator):
         nn.init.zeros_(self.final.output.weight)
 
     def compile_parts(self) -> None:
-        """Compiles the block that it repeats, and the last layer."""
-        compile_blocks(self, Block, Final)
+        """Compiles the block that it repeats, the last layer, and the sum of embeddings that conditions
+        them.
+        """
+        compile_blocks(self, Block, Final, Conditioning)
 
     def generate(self, gaussian: Tensor, condition: Tensor) -> Tensor:
         """Samples from Gaussian noise and a condition vector."""
@@ -158,8 +162,8 @@ class DiT(ImageGenerator):
         context = self.context_projection(condition)[:, None] + self.context
         x = torch.cat([context.to(x.dtype), x], dim=1)
         activated = F.silu(condition)
-        # Computed here, not kept: a table among the weights would be rounded with them by ``.bfloat16()``.
-        cos, sin = rope_tables(x.shape[1], c.hidden_size // c.num_heads, x.device)
+        # Not among the weights: there ``.bfloat16()`` would round them.
+        cos, sin = kept_rope_tables(x.shape[1], c.hidden_size // c.num_heads, x.device)
         for block in self.blocks:
             if self.checkpoint_blocks and torch.is_grad_enabled():
                 x = checkpoint(block, x, activated, cos, sin, use_reentrant=False)
@@ -181,15 +185,16 @@ class Block(nn.Module):
         self.modulation = nn.Linear(h, 6 * h)
 
     def forward(self, x: Tensor, condition: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        parts = float32_linear(self.modulation, condition)[:, None]
         first, second = self.attention_norm, self.mlp_norm
         if isinstance(first, RMSNorm) and isinstance(second, RMSNorm) and covers_stream(x):
+            parts = float32_linear(self.modulation, condition)[:, None]
             shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = parts.chunk(6, dim=-1)
             x, normed = stream_norm(x, first.weight, scale, shift)
             branch = self.attention(normed, cos, sin)
             x, normed = gated_norm(x, branch, gate, second.weight, mlp_scale, mlp_shift)
             return gated_residual(x, self.mlp(normed), mlp_gate)
-        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = parts.to(x.dtype).chunk(6, dim=-1)
+        parts = _modulation(self.modulation, condition, x.dtype)
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = parts.chunk(6, dim=-1)
         x = x + gate * self.attention(self.attention_norm(x) * (1 + scale) + shift, cos, sin)
         out: Tensor = x + mlp_gate * self.mlp(self.mlp_norm(x) * (1 + mlp_scale) + mlp_shift)
         return out
@@ -210,7 +215,17 @@ class Attention(nn.Module):
         self.key_norm: nn.Module = RMSNorm(head) if c.qk_norm else nn.Identity()
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        q, k, v = self.heads(self.qkv(x), cos, sin)
+        qkv = self.qkv(x)
+        query, key = self.query_norm, self.key_norm
+        if (
+            self.rope
+            and not self.float32
+            and isinstance(query, RMSNorm)
+            and isinstance(key, RMSNorm)
+            and covers_attention(qkv, self.num_heads, query.weight, key.weight)
+        ):
+            return self.output(attention(qkv, query.weight, key.weight, cos, sin, self.num_heads))  # type: ignore[no-any-return]
+        q, k, v = self.heads(qkv, cos, sin)
         if self.float32:
             with torch.autocast(x.device.type, enabled=False):
                 mixed = F.scaled_dot_product_attention(q.float(), k.float(), v.float()).to(v.dtype)
@@ -262,11 +277,12 @@ class Final(nn.Module):
         self.output = nn.Linear(c.hidden_size, patch)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        shift, scale = float32_linear(self.modulation, condition)[:, None].chunk(2, dim=-1)
         if isinstance(self.norm, RMSNorm) and covers_stream(x):
+            shift, scale = float32_linear(self.modulation, condition)[:, None].chunk(2, dim=-1)
             normed = modulated_norm(x, self.norm.weight, scale, shift)
         else:
-            normed = self.norm(x) * (1 + scale.to(x.dtype)) + shift.to(x.dtype)
+            shift, scale = _modulation(self.modulation, condition, x.dtype).chunk(2, dim=-1)
+            normed = self.norm(x) * (1 + scale) + shift
         out: Tensor = self.output(normed)
         return out
 
@@ -285,6 +301,15 @@ class LayerNorm(nn.Module):
 def _norm(c: DiTConfig) -> nn.Module:
     make: Callable[[int], nn.Module] = RMSNorm if c.rms_norm else LayerNorm
     return make(c.hidden_size)
+
+
+def _modulation(layer: nn.Linear, condition: Tensor, dtype: torch.dtype) -> Tensor:
+    """:func:`float32_linear`, ``[B, 1, ...]``, rounded to the type of the stream."""
+    if not torch.is_grad_enabled() and condition.dtype == layer.weight.dtype == dtype:
+        # Products of 16-bit numbers are summed in float32 and rounded once: the same, many times faster.
+        with torch.autocast(condition.device.type, enabled=False):
+            return layer(condition)[:, None]  # type: ignore[no-any-return]
+    return float32_linear(layer, condition).to(dtype)[:, None]
 
 
 def patchify(images: Tensor, patch: int) -> Tensor:
@@ -309,6 +334,29 @@ def rope_tables(tokens: int, head: int, device: torch.device | None = None) -> t
     frequency = 10_000.0 ** (-torch.arange(0, head, 2, dtype=torch.float64, device=device) / head)
     angles = torch.arange(tokens, dtype=torch.float64, device=device)[:, None] * frequency
     return angles.cos().float(), angles.sin().float()
+
+
+_TABLES: dict[tuple[int, int, torch.device], tuple[Tensor, Tensor]] = {}
+
+
+def kept_rope_tables(tokens: int, head: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """:func:`rope_tables`, computed once. They are never dropped: CUDA graphs may read them."""
+    found = None if _is_traced() else _TABLES.get((tokens, head, device))
+    if found is not None:
+        return found
+    with torch.inference_mode(False):  # or training could not use what sampling computed
+        cos, sin = rope_tables(tokens, head, device)
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if device.type in ("cpu", "cuda") and not capturing and not _is_traced():
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()  # other streams are going to read them
+        _TABLES[tokens, head, device] = cos, sin
+    return cos, sin
+
+
+def _is_traced() -> bool:
+    """Whether tensors may be no more than their shapes, which must neither be kept nor meet kept ones."""
+    return torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -58,12 +58,13 @@ def draw_noise(
         style = torch.randint(entries, (n, codebooks), device=device)
         return Noise(torch.randn(n, *shape, device=device), style)
     at = generator.device
-    gaussian = torch.empty(n, *shape, device=at)
-    style = torch.empty(n, codebooks, dtype=torch.int64, device=at)
+    pinned = device.type == "cuda" and at.type == "cpu"  # a copy from such memory does not wait for the GPU
+    gaussian = torch.empty(n, *shape, device=at, pin_memory=pinned)
+    style = torch.empty(n, codebooks, dtype=torch.int64, device=at, pin_memory=pinned)
     for i in range(n):
         gaussian[i].normal_(generator=generator)
         style[i].random_(entries, generator=generator)
-    return Noise(gaussian.to(device), style.to(device))
+    return Noise(gaussian.to(device, non_blocking=pinned), style.to(device, non_blocking=pinned))
 
 
 def check_noise(gaussian: Tensor, shape: tuple[int, int, int]) -> None:
