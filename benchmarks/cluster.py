@@ -21,7 +21,7 @@ FEATURES, TEMPERATURES = 86, 3
 LATENCY = 20e-6  # seconds of one hop, and of one launch
 BACKWARD = 0.35  # share of a step that the generator's backward pass takes (by operations: 50 of 140 TFLOP)
 CARDS, BANDWIDTHS = (8, 64, 512), (50e9, 100e9, 200e9, 400e9)
-MEASURED = Path(__file__).parents[1] / "results/step-h200/step.json"
+MEASURED = Path(__file__).parents[1] / "results/speed-h200/step.json"
 
 
 def loss_bytes() -> int:
@@ -47,7 +47,7 @@ def efficiency(step: float, cards: int, bandwidth: float) -> tuple[float, float]
 def step_seconds() -> float:
     """Of the whole step with 8 classes on one card, as measured."""
     rows = json.loads(MEASURED.read_text())["rows"]
-    found = [row for row in rows if row["classes"] == 8 and row["micro"] == 1 and "seconds" in row]
+    found = [row for row in rows if row["sizes"]["classes"] == 8 and row["sizes"]["micro"] == 1]
     return float(min(row["seconds"] for row in found))
 
 

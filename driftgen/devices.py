@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 
-__all__ = ["has_kernels", "without_kernels"]
+__all__ = ["has_kernels", "on", "power_of_two", "without_kernels"]
 
 DEVICES = {"cuda"}
 LEAST_CAPABILITY = (8, 0)  # the first with tensor cores for bfloat16
@@ -37,3 +38,17 @@ def without_kernels() -> Iterator[None]:
         yield
     finally:
         DEVICES = devices
+
+
+def on(device: torch.device) -> AbstractContextManager[Any]:
+    """Where a kernel is launched: entered only if it is another device than the present one, as that takes as
+    long as a launch.
+    """
+    if device.type != "cuda" or device.index in (None, torch.cuda.current_device()):
+        return nullcontext()
+    return torch.cuda.device(device)
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is no less: tiles come in no other sizes."""
+    return 1 << (n - 1).bit_length()

@@ -72,6 +72,7 @@ class DriftPipeline:
         self.guidance = _checked_guidance(guidance)
         self.batch_size = batch_size
         self.source = dict(source or {})
+        self.evaluated = 0  # samples that the generator has been called for
         self.official: dict[str, Any] | None = None  # what the authors' artifact said of itself
         self._compiled: Callable[..., Tensor] | None = None
         self._graphed: Graphed | None = None
@@ -297,6 +298,7 @@ class DriftPipeline:
 
     @torch.inference_mode()
     def _samples(self, labels: Sequence[int], alpha: float, noise: Any, size: int) -> Tensor:
+        self.evaluated += len(labels)
         numbers = torch.tensor(labels, device=self.device)
         alphas = torch.full((len(labels),), alpha, device=self.device)
         if self._compiled is None or not isinstance(noise, Noise):

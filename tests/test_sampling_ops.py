@@ -82,13 +82,6 @@ def test_attention_is_exact(batch, tokens, heads, head, dtype):
     assert error(got, exact(*inputs, heads=heads)) < ALLOWED[dtype]
 
 
-@pytest.mark.parametrize("variant", sampling_ops.VARIANTS)
-def test_variants(variant, monkeypatch):
-    monkeypatch.setattr(sampling_ops, "VARIANT", variant)
-    inputs = case(1, 272, 1, 64, BFLOAT16)
-    assert error(sampling_ops.attention(*inputs, 1), exact(*inputs, heads=1)) < ALLOWED[BFLOAT16]
-
-
 @pytest.mark.parametrize(("dtype", "weight"), [(BFLOAT16, 6.0), (BFLOAT16, 40.0), (FLOAT16, 6.0)])
 def test_large_scores(dtype, weight):
     """Beyond what exponentials without a shift hold; there attention is a choice of one key."""

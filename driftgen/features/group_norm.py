@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from driftgen.devices import has_kernels
+from driftgen.devices import has_kernels, on, power_of_two
 
 __all__ = ["covers", "group_norm"]
 
@@ -56,11 +55,11 @@ def covers(x: Tensor, groups: int, weight: Tensor, bias: Tensor, other: Tensor |
     size, rest = divmod(x.shape[1], groups)
     trained = torch.is_grad_enabled() and (weight.requires_grad or bias.requires_grad)
     alike = other is None or (other.dtype == x.dtype and _dense(other))
-    locations = _power(x.shape[2] * x.shape[3])
+    locations = power_of_two(x.shape[2] * x.shape[3])
     return (
         not trained
         and rest == 0
-        and size == _power(size)
+        and size == power_of_two(size)
         and locations * size <= MOST_NUMBERS
         and x.numel() > 0
         and _dense(x)
@@ -91,7 +90,7 @@ class _GroupNorm(torch.autograd.Function):
         y = torch.empty_like(x)
         needed = ctx.needs_input_grad[0] or ctx.needs_input_grad[5]
         statistics = x.new_empty((b, 2, groups), dtype=torch.float32) if needed else None
-        with _on(x.device):
+        with on(x.device):
             forward_kernel[(b * blocks,)](x, weight, bias, other, y, statistics, eps, relu, **options)
         if needed:
             # Where nothing was added, y > 0 is found from x again.
@@ -112,7 +111,7 @@ class _GroupNorm(torch.autograd.Function):
         # Without ReLU the other summand has the gradient of the sum itself.
         of_other = torch.empty_like(x) if ctx.other and ctx.relu else None
         of_x = torch.empty_like(x)
-        with _on(x.device):
+        with on(x.device):
             backward_kernel[(programs,)](
                 x, weight, bias, y, grad, statistics, of_x, of_other, ctx.relu, **options
             )
@@ -124,8 +123,8 @@ def _build(
     channels: int, locations: int, size: int, bytes_of_one: int
 ) -> tuple[int, dict[str, Any], dict[str, Any]]:
     """Programs of a sample, and how the kernels are built: that of the forward pass, and the other."""
-    rows = _power(locations)
-    block = max(size, min(_power(channels), max(LINE, LEAST_NUMBERS // rows)))
+    rows = power_of_two(locations)
+    block = max(size, min(power_of_two(channels), max(LINE, LEAST_NUMBERS // rows)))
     for most, least in ((MOST_ONCE, PIECE), (2 * MOST_ONCE, SECTOR)):
         while rows * block > most and block > max(size, least):
             block //= 2
@@ -138,15 +137,3 @@ def _build(
         if bytes_of_one == 2:
             forward["maxnreg"] = backward["maxnreg"] = REGISTERS
     return -(-channels // block), forward, backward
-
-
-def _power(n: int) -> int:
-    """The least power of two that is no less."""
-    return 1 << (n - 1).bit_length()
-
-
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes the device the current one, which takes longer than to ask whether it is."""
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(device)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from driftgen.devices import has_kernels
+from driftgen.devices import has_kernels, on, power_of_two
 
 __all__ = ["LEAST_VARIANCE", "covers", "map_statistics"]
 
@@ -123,7 +122,7 @@ def _forward(feature_map: Tensor, sides: Sequence[int], *, keep: bool = True) ->
     kept, *found = _empty(feature_map, sides)
     b, c, h, w = feature_map.shape
     build = _build(c, h, w, max(sides))
-    with _on(feature_map.device):
+    with on(feature_map.device):
         statistics_kernel[(b * build.blocks,)](
             feature_map, *_by_side(found, sides), kept if keep and WHOLE in sides else None, **build.options
         )
@@ -144,7 +143,7 @@ def _backward(
     b, c, h, w = feature_map.shape
     build = _build(c, h, w, max(sides))
     dense = [None if g is None else g.contiguous() for g in (of_vectors, *_by_side(gradients, sides))]
-    with _on(feature_map.device):
+    with on(feature_map.device):
         gradient_kernel[(b * build.blocks * build.parts,)](feature_map, kept, *dense, out, **build.options)
     return out
 
@@ -183,25 +182,13 @@ class _Build:
 def _build(channels: int, height: int, width: int, largest: int) -> _Build:
     cell = max(largest, *(p for p in (1, 2, CELL) if height % p == 0 and width % p == 0))
     cells = height // cell * (width // cell)
-    block = min(TILE // min(_power(cells), ROWS), _power(channels))
+    block = min(TILE // min(power_of_two(cells), ROWS), power_of_two(channels))
     while block > LEAST_CHANNELS and channels % block:
         block //= 2
-    rows = min(_power(cells), TILE // block)
+    rows = min(power_of_two(cells), TILE // block)
     shape = {"H": height, "W": width, "C": channels, "CELL": cell, "BP": rows, "BC": block}
     options = {"LEAST": LEAST_VARIANCE, **shape, "num_warps": max(1, rows * block // 128), "num_stages": 1}
     return _Build(-(-channels // block), -(-cells // rows), options)
-
-
-def _power(n: int) -> int:
-    """The least power of two that is no less."""
-    return 1 << (n - 1).bit_length()
-
-
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes the device the current one, which takes longer than to ask whether it is."""
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(device)
 
 
 # The same for compilers, which do not look into it.

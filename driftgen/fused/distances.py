@@ -97,6 +97,11 @@ def _squares(product, square_x, square_y):
 
 
 @triton.jit
+def _three(xx, xu, xp, norm_x, norm_u, norm_p):
+    return _squares(xx, norm_x, norm_x), _squares(xu, norm_x, norm_u), _squares(xp, norm_x, norm_p)
+
+
+@triton.jit
 def _is_close(squares, norms_x, norms_y, N, K, BN: tl.constexpr, B: tl.constexpr):
     """Whether Σ |x − y|² is small beside Σ |x|² + |y|²; what does not exist has the norm 0."""
     x, y = tl.sum(norms_x, axis=0), tl.sum(norms_y, axis=0)
@@ -175,22 +180,14 @@ def first_distances(
             gen, neg, pos, stride, N, M, P, width, False, True, WORK, BN, BM, BP, BK
         )
         norm_x, norm_u, norm_p = _norms(xx, BN), _norms(uu, BM), _norms(pp, BP)
-        dx, du, dp = (
-            _squares(xx, norm_x, norm_x),
-            _squares(xu, norm_x, norm_u),
-            _squares(xp, norm_x, norm_p),
-        )
+        dx, du, dp = _three(xx, xu, xp, norm_x, norm_u, norm_p)
         close = _is_close(dx, norm_x, norm_x, N, N, BN, BN) | _is_close(dp, norm_x, norm_p, N, P, BN, BP)
         if close:
             xx, xu, xp, uu, pp = _products(
                 gen, neg, pos, stride, N, M, P, width, True, True, WORK, BN, BM, BP, BK
             )
             norm_x, norm_u, norm_p = _norms(xx, BN), _norms(uu, BM), _norms(pp, BP)
-            dx, du, dp = (
-                _squares(xx, norm_x, norm_x),
-                _squares(xu, norm_x, norm_u),
-                _squares(xp, norm_x, norm_p),
-            )
+            dx, du, dp = _three(xx, xu, xp, norm_x, norm_u, norm_p)
         tl.store(left + tl.arange(0, BN), norm_x)
         tl.store(left + BN + tl.arange(0, BM), norm_u)
         tl.store(left + BN + BM + tl.arange(0, BP), norm_p)
@@ -217,11 +214,8 @@ def distances(
             )
         norm_x, norm_u = tl.load(left + tl.arange(0, BN)), tl.load(left + BN + tl.arange(0, BM))
         norm_p = tl.load(left + BN + BM + tl.arange(0, BP))
-        return (
-            tl.sqrt(_squares(xx, norm_x, norm_x)),
-            tl.sqrt(_squares(xu, norm_x, norm_u)),
-            tl.sqrt(_squares(xp, norm_x, norm_p)),
-        )
+        dx, du, dp = _three(xx, xu, xp, norm_x, norm_u, norm_p)
+        return tl.sqrt(dx), tl.sqrt(du), tl.sqrt(dp)
 
 
 @triton.jit

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from driftgen.devices import has_kernels
+from driftgen.devices import has_kernels, on, power_of_two
 from driftgen.kernels import gaussian, inverse_multiquadric, laplace
 from driftgen.normalization import both, over_y
 from driftgen.problems import Bucket
@@ -72,7 +71,7 @@ def _one_type(bucket: Bucket) -> bool:
 
 def _block(samples: int) -> int:
     """Rows of the tile that holds so many samples."""
-    return max(16, 1 << (samples - 1).bit_length())
+    return max(16, power_of_two(samples))
 
 
 @dataclass(frozen=True)
@@ -215,7 +214,7 @@ class _Launcher:
                 "WEIGH_KERNEL": s.weigh_kernel and self.weighted,
             }
             constants |= further
-        with _on(self.device):
+        with on(self.device):
             kernel[(shape.problems,)](origin, table, owner, self.weight, *arguments, *numbers, **constants)
 
 
@@ -344,7 +343,7 @@ class FusedPasses:
             arguments = sums, table, total, self.engine.numbers, self.exact
             sizes = shape.groups, sum(shape.vectors), shape.samples[0], pairs, shape.width
             least = self.settings.guards.least_scale
-            with _on(self.engine.device):
+            with on(self.engine.device):
                 scale_statistics[(len(shape.features),)](
                     *arguments, *sizes, least, weighted, self.engine.temperatures, BLOCK
                 )
@@ -360,7 +359,7 @@ class FusedPasses:
         for shape, table, products in self._places(self.products):
             arguments = products, table, self.engine.numbers, self.exact, self.losses
             sizes = shape.groups, sum(shape.vectors), shape.samples[0], shape.width, s.guards.least_drift
-            with _on(self.engine.device):
+            with on(self.engine.device):
                 drift_statistics[(len(shape.features),)](
                     *arguments, *sizes, s.normalize_drift, s.sum_vectors, r, BLOCK
                 )
@@ -376,7 +375,7 @@ class FusedPasses:
         for (shape, table, products), per_group in zip(self._places(self.products), found, strict=True):
             vectors, owner = sum(shape.vectors), self.engine.launcher.numbers(shape).owner
             block = min(_block(vectors), BLOCK)
-            with _on(self.engine.device):
+            with on(self.engine.device):
                 group_statistics[(shape.groups,)](
                     products, table, owner, self.exact, per_group, vectors, self.engine.temperatures, block,
                     num_warps=max(1, block // 128),
@@ -444,7 +443,3 @@ def _ready(tensor: Tensor) -> Tensor:
     if not dense or tensor.stride(0) % width:
         tensor = tensor.contiguous()
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
-
-
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -7,7 +7,6 @@ where they do. To ``torch.compile`` every kernel is one operator.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,24 +22,10 @@ MOST_KEPT = 200 * 2**10  # bytes of shared memory that keys and values of a head
 MOST_WIDTH = 8192
 
 
-class Variant(NamedTuple):
-    """How the attention kernel cuts its work: queries and keys at a time, warps of a program, and the
-    registers of a thread that let as many programs run at a time as the shared memory has room for.
-    """
-
-    queries: int
-    keys: int
-    warps: int
-    registers: int | None
-
-
-VARIANTS = {
-    "128 keys": Variant(64, 128, 4, 168),
-    "64 keys": Variant(64, 64, 4, 168),
-    "256 keys": Variant(64, 256, 4, None),
-    "128 queries": Variant(128, 64, 8, 128),
-}
-VARIANT = "128 keys"
+# Queries and keys at a time, warps of a program, and the registers of a thread that let as many programs run
+# at a time as the shared memory has room for. On an H200, 256 x 12 heads x 272 tokens x 64: 0.305 ms; with 64
+# keys 0.326, with 256 keys 0.381, with 128 queries 0.360, with any number of registers 0.385.
+QUERIES, KEYS, WARPS, REGISTERS = 64, 128, 4, 168
 SWIGLU_WARPS = 4
 SWIGLU_ROWS = 1
 
@@ -60,7 +45,7 @@ def covers_attention(qkv: Tensor, heads: int, *weights: Tensor) -> bool:
         and qkv.ndim == 3
         and tokens <= MOST_TOKENS
         and head in HEAD_SIZES
-        and (4 * tokens + 2 * VARIANTS[VARIANT].queries) * head <= MOST_KEPT
+        and (4 * tokens + 2 * QUERIES) * head <= MOST_KEPT
         and _keeps_operands(qkv.device)
     )
 
@@ -95,16 +80,15 @@ def attention(
     batch, tokens, width = qkv.shape
     head = width // (3 * heads)
     out = qkv.new_empty(batch, tokens, heads * head)
-    queries, keys, warps, registers = VARIANTS[VARIANT]
     # float16 ends at 65504: there the largest score has to be known.
     bounded = qkv.dtype == torch.bfloat16
-    rest = tokens % keys
+    rest = tokens % KEYS
     with torch.cuda.device_of(qkv):
         attention_kernel[(batch * heads,)](
             qkv, query_weight, key_weight, cos, sin, out, math.log2(math.e) / math.sqrt(head),
-            TOKENS=tokens, HEADS=heads, HALF=head // 2, BQ=queries, BK=keys,
+            TOKENS=tokens, HEADS=heads, HALF=head // 2, BQ=QUERIES, BK=KEYS,
             REST=max(16, 1 << (rest - 1).bit_length()) if rest else 0, BOUNDED=bounded,
-            num_warps=warps, num_stages=1, maxnreg=registers if bounded and head <= 64 else None,
+            num_warps=WARPS, num_stages=1, maxnreg=REGISTERS if bounded and head <= 64 else None,
         )  # fmt: skip
     return out
 

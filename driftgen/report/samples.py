@@ -56,14 +56,14 @@ def write_samples(
     digits = max(5, len(str(len(labels) - 1)))
     paths = [out / f"{i:0{digits}d}_class{label}.png" for i, label in enumerate(labels)]
     done = next((i for i, path in enumerate(paths) if not path.is_file()), len(paths))
-    calls = _Calls(pipe)
+    before = pipe.evaluated
     skipped = done
     for images in pipe.stream(labels, guidance=guidance, seed=seed, skip=skipped):
         for image in images:
             with written_whole(paths[done]) as scratch:
                 image.save(scratch)
             done += 1
-        on_step(done, calls.rows / (done - skipped))
+        on_step(done, (pipe.evaluated - before) / (done - skipped))
     shown = []
     for path in paths[:ON_SHEET]:
         with Image.open(path) as image:
@@ -82,17 +82,6 @@ def write_latents(pipe: DriftPipeline, out: Path, labels: list[int], *, guidance
     with written_whole(out / LATENTS) as scratch:
         save_file({"latents": latents, "labels": latents.new_tensor(labels).long()}, scratch)
     return out / LATENTS
-
-
-class _Calls:
-    """Counts the samples that pass through the generator."""
-
-    def __init__(self, pipe: DriftPipeline) -> None:
-        self.rows = 0
-        pipe.generator.register_forward_hook(self._count)
-
-    def _count(self, module: Any, inputs: Any, output: Any) -> None:
-        self.rows += len(output)
 
 
 def _claim(path: Path, record: dict[str, Any]) -> None:
