@@ -29,9 +29,10 @@ def readme_figures():
         rows["plain, one call per feature and temperature"]["seconds"]
         / rows["driftgen.DriftingLoss"]["seconds"]
     )
-    sampled = load("sampling-h200/sampling.json")["rows"]
-    wanted = {"what": "sample B/2", "mode": "compiled", "batch": 256}
+    sampled = load("speed-h200/sampling.json")["rows"]
+    wanted = {"preset": "B/2", "mode": "graph", "batch": 256}
     (best,) = (row["images_per_second"] for row in sampled if wanted.items() <= row.items())
+    (step,) = load("speed-h200/step.json")["rows"]
     digits = load("demo-digits/evaluation.json")["figures"]
     least = {
         k: (min(r["least_mode_share"] for r in v), min(r["drift_ratio"] for r in v)) for k, v in toy.items()
@@ -40,14 +41,15 @@ def readme_figures():
         f"points {least['points'][0]:.2f}, generator {least['generator'][0]:.2f}",
         f"points {least['points'][1]:.0f}x, generator {least['generator'][1]:.0f}x",
         f"{good:.3f} against {min(broken):.3f}",
-        f"{best:.0f} images/s",
+        f"{best:,.0f} images/s",
+        f"{step['seconds']:.3f} s, {step['peak_bytes'] / 2**30:.0f} GiB",
         f"{digits['recognised']:.1%} recognised; precision {digits['precision_heldout']:.2f}, "
         f"recall {digits['recall_heldout']:.2f}",
         f"{speed:.1f}x as fast",
     ]
 
 
-@pytest.mark.parametrize("cell", range(6))
+@pytest.mark.parametrize("cell", range(7))
 def test_readme_numbers_come_from_results(cell):
     assert f"| {readme_figures()[cell]} |" in (ROOT / "README.md").read_text()
 
@@ -135,3 +137,24 @@ def test_the_estimate_for_many_cards_comes_from_what_one_was_measured_at():
     assert exchange_seconds(2, 1e9)[0] == pytest.approx(4 * PARAMETERS / 1e9, rel=1e-3)
     worst, best = efficiency(1.0, 64, 50e9)
     assert worst < best < 1
+
+
+def test_performance_figures_come_from_results():
+    text = (ROOT / "docs/performance.md").read_text()
+    for row in load("speed-h200/loss.json")["rows"]:
+        ours, queued = (f"{1000 * row[name]:.3g} ms" for name in ("seconds", "queued_seconds"))
+        assert f"| {ours} | {queued} |" in text
+        assert f"| {row['peak_ratio']:.2f} |" in text
+    parts = []
+    for name in ("step-first", "step-second", "step"):
+        (step,) = load(f"speed-h200/{name}.json")["rows"]
+        found = {}
+        for cost in step["profile"]:
+            found[cost["phase"]] = found.get(cost["phase"], 0) + 1000 * cost["seconds"]
+        parts.append([found["generator"], found["encoder"], found["loss"], 1000 * step["seconds"]])
+    labels, columns = ("generator,", "encoder,", "loss", "whole step"), zip(*parts, strict=True)
+    for label, figures in zip(labels, columns, strict=True):
+        line = next(line for line in text.splitlines() if line.startswith(f"| {label}"))
+        assert line.endswith("| " + " | ".join(f"{x:.0f}" for x in figures) + " |"), line
+    for row in load("speed-h200/sampling.json")["rows"]:
+        assert f"{1000 * row['seconds']:.3g} ms" in text, row["detail"]
