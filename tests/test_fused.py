@@ -17,6 +17,7 @@ from driftgen.problems import buckets_by_width
 from driftgen.training.step import Drawn, DriftStep
 from tests import twin
 from tests.interpreter import DEVICE, _bfloat16_on_the_cpu, _kernels_everywhere  # noqa: F401
+from tests.test_loss import CASES, deviation, exact, golden_inputs
 
 pytest.importorskip("triton")
 LIFT = 2**10
@@ -162,6 +163,23 @@ def test_thousands_of_groups(dtype, launches):
     gen, neg, pos = samples("random", (10, 1, 3), 40, groups=4096, dtype=dtype)
     compare(gen, pos, neg, twin.release_loss)
     assert len(launches) == 3
+
+
+@pytest.mark.parametrize("key", ["c00", "c07", "c09", "c13", "c15", "c17"])
+def test_goldens(key, launches):
+    gen, pos, neg, wn = golden_inputs(key)
+    temperatures = CASES[key]["R_list"]
+    gen = gen.to(DEVICE).requires_grad_()
+    pos, neg = (None if t is None else t.to(DEVICE) for t in (pos, neg))
+    out = dg.DriftingLoss(temperatures)(gen, pos, neg, negative_weight=wn)
+    out.per_group.sum().backward()
+    assert len(launches) == 3
+    host = (None if t is None else t.detach().cpu() for t in (gen, pos, neg))
+    wanted = exact(twin.release_loss, *host, temperatures, wn)
+    for found, best in zip((out.per_group, out.scale, out.drift), wanted, strict=False):
+        assert deviation(found.detach().float().cpu().numpy(), best) < 1e-5
+    rounded = 2**-8 if gen.dtype == torch.bfloat16 else 1e-5
+    assert deviation(gen.grad.float().cpu().numpy(), wanted[-1]) < rounded
 
 
 @pytest.mark.parametrize("kernel", ["laplace", "gaussian", "inverse_multiquadric"])

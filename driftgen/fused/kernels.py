@@ -339,6 +339,30 @@ def products_kernel(
             tl.store(products + (pid * R + r) * R + s, tl.sum(sums[r * R - r * (r + 1) // 2 + s], axis=0))
 
 
+@triton.jit
+def _combined(
+    distance, keep, near_at, near_step: tl.constexpr, column_at, column_step: tl.constexpr, pull_at, sign, w,
+    inverse_norms, temperatures, unit, floor,
+    KERNEL: tl.constexpr, BOTH: tl.constexpr, WEIGH_KERNEL: tl.constexpr, WEIGH: tl.constexpr,
+    R: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """Σ_τ C_τ / λ_τ of one set, from what the products left: where its nearest and the factors of its columns
+    are, and the sums of A that pull it.
+    """
+    nearest, near = _get(keep, BN, 2), _get(keep + near_at, B, near_step)
+    keep += 2 * BN + BM + BP
+    total = tl.zeros((BN, B), tl.float32)
+    for r in tl.static_range(R):
+        rate = 1.0 / (tl.load(temperatures + r) * unit)
+        by_row, by_column = _get(keep, BN, 4), _get(keep + column_at, B, column_step)
+        pull = (sign * tl.load(inverse_norms + r)) * _get(keep + pull_at, BN, 4)
+        total += pull[:, None] * _affinity(
+            distance, nearest, by_row, near, by_column, w, rate, floor, KERNEL, BOTH, WEIGH_KERNEL, WEIGH
+        )
+        keep += 4 * BN + BM + BP
+    return total
+
+
 @triton.jit(do_not_specialize=["V", "by_group"])
 def gradient_kernel(
     origin, table, feature_of_vector, weight, numbers, temperatures, left, kept, upstream,
@@ -361,32 +385,21 @@ def gradient_kernel(
     wu = _weight(weight, first + N, M, BM, WEIGHTED)
     wp = _weight(weight, first + N + M, P, BP, WEIGHTED)
     keep = kept + pid * _kept_width(R, BN, BM, BP)
-    nearest, near_x = _get(keep, BN, 2), _get(keep + 1, BN, 2)
-    near_u, near_p = _get(keep + 2 * BN, BM, 1), _get(keep + 2 * BN + BM, BP, 1)
-    keep += 2 * BN + BM + BP
+    row = numbers + position * (3 + 2 * R) + 3 + R
     WEIGH: tl.constexpr = RAGGED or WEIGHTED
-    cx, cu, cp = (
-        tl.zeros((BN, BN), tl.float32),
-        tl.zeros((BN, BM), tl.float32),
-        tl.zeros((BN, BP), tl.float32),
-    )
-    for r in tl.static_range(R):
-        rate = 1.0 / (tl.load(temperatures + r) * unit)
-        by_row, column_x = _get(keep, BN, 4), _get(keep + 1, BN, 4)
-        repelled, attracted = _get(keep + 2, BN, 4), _get(keep + 3, BN, 4)
-        column_u, column_p = _get(keep + 4 * BN, BM, 1), _get(keep + 4 * BN + BM, BP, 1)
-        keep += 4 * BN + BM + BP
-        share = tl.load(numbers + position * (3 + 2 * R) + 3 + R + r)
-        back, forth = ((-repulsion * share) * attracted)[:, None], ((attraction * share) * repelled)[:, None]
-        cx += back * _affinity(
-            dx, nearest, by_row, near_x, column_x, wx, rate, floor, KERNEL, BOTH, WEIGH_KERNEL, WEIGH
-        )
-        cu += back * _affinity(
-            du, nearest, by_row, near_u, column_u, wu, rate, floor, KERNEL, BOTH, WEIGH_KERNEL, WEIGH
-        )
-        cp += forth * _affinity(
-            dp, nearest, by_row, near_p, column_p, wp, rate, floor, KERNEL, BOTH, WEIGH_KERNEL, WEIGH
-        )
+    # One set after the other: the distances of all and the coefficients of all would not fit the registers.
+    cx = _combined(
+        dx, keep, 1, 2, 1, 4, 3, -repulsion, wx, row, temperatures, unit, floor,
+        KERNEL, BOTH, WEIGH_KERNEL, WEIGH, R, BN, BM, BP, BN,
+    )  # fmt: skip
+    cu = _combined(
+        du, keep, 2 * BN, 1, 4 * BN, 1, 3, -repulsion, wu, row, temperatures, unit, floor,
+        KERNEL, BOTH, WEIGH_KERNEL, WEIGH, R, BN, BM, BP, BM,
+    )  # fmt: skip
+    cp = _combined(
+        dp, keep, 2 * BN + BM, 1, 4 * BN + BM, 1, 2, attraction, wp, row, temperatures, unit, floor,
+        KERNEL, BOTH, WEIGH_KERNEL, WEIGH, R, BN, BM, BP, BP,
+    )  # fmt: skip
     hx, hu, hp = cx.to(WORK), cu.to(WORK), cp.to(WORK)
     total = _row_total(hx, hu, hp, WORK, BN, BM, BP)
     if tl.float32 != WORK:
@@ -401,7 +414,7 @@ def gradient_kernel(
         hx = _without_own(hx, total, WORK, BN)
     factor = tl.load(numbers + position * (3 + 2 * R) + 2) * tl.load(upstream + group * by_group)
     out = address(origin, table, feature, GRADIENT) + start
-    row = tl.arange(0, BN)
+    i = tl.arange(0, BN)
     for k in range(0, width, BK):
         x, u, p = tiles(gen, neg, pos, stride, N, M, P, width, k, DIRECT, WORK, BN, BM, BP, BK)
         drift = _add_product(tl.zeros((BN, BK), tl.float32), hx, x)
@@ -410,5 +423,5 @@ def gradient_kernel(
             drift = _add_product(_add_product(_add_product(drift, lx, x), lu, u), lp, p)
         drift *= factor
         column = k + tl.arange(0, BK)
-        inside = (row < N)[:, None] & (column < width)[None, :]
-        tl.store(out + row[:, None] * stride + column[None, :], drift.to(out.dtype.element_ty), mask=inside)
+        inside = (i < N)[:, None] & (column < width)[None, :]
+        tl.store(out + i[:, None] * stride + column[None, :], drift.to(out.dtype.element_ty), mask=inside)
