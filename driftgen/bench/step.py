@@ -43,6 +43,7 @@ __all__ = [
 
 LATENT = (4, 32, 32)
 ENLIVENED = 0.02  # standard deviation of the weights that start at zero
+REFERENCE_REPEATS = 2  # of the plain way, which takes several times as long
 PRESET_DEPTH = 12  # of the paper's B/2
 
 
@@ -194,7 +195,7 @@ def measure_steps(
     """Ways to run the same step, beside the plain way: whole, not compiled, with the loss in PyTorch."""
     plain = _plainest(variants[0])
     with without_kernels():
-        reference, held = _time_step(plain, device, repeats)
+        reference, held = _time_step(plain, device, min(repeats, REFERENCE_REPEATS))
     on_row(1, 0.0 if reference is None else reference.seconds)
     operations = _count_step(plain, device)
     rows = []
