@@ -62,7 +62,7 @@ def main() -> None:
     for warps, tile, stages, most in itertools.product(args.warps, args.tile, args.stages, args.registers):
         build = {"BK": tile, "num_warps": warps, "num_stages": stages, "maxnreg": most or None}
         engine.BUILD = dict.fromkeys(engine.BUILD, build)
-        engine._Shape.options.cache_clear()
+        engine.Shape.options.cache_clear()
         row: dict[str, Any] = dict(build)
         try:
             row |= passes(args.groups, args.width, args.repeats)

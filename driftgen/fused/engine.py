@@ -17,7 +17,7 @@ from driftgen.normalization import both, over_y
 from driftgen.problems import Bucket
 from driftgen.settings import Finished, Settings
 
-__all__ = ["FusedEngine", "FusedPasses", "covers"]
+__all__ = ["FusedEngine", "Shape", "block_of", "covers"]
 
 KERNELS = (laplace, gaussian, inverse_multiquadric)  # in the order of their numbers
 MOST_TEMPERATURES = 4
@@ -31,7 +31,6 @@ BUILD: dict[str, dict[str, int | None]] = {
     "gradient_kernel": {"BK": 64, "num_warps": 4, "num_stages": 3, "maxnreg": None},
 }
 DIRECT_TILE = 32  # numbers of a sample in a tile of float32: more would not fit beside A
-BLOCK = 1024  # problems that statistics are taken of at a time
 FEW = 8  # up to so many generated samples rounding does not average out
 
 
@@ -45,7 +44,7 @@ def covers(settings: Settings, buckets: list[Bucket]) -> bool:
     first = buckets[0].generated[0]
     if not has_kernels(first.device):
         return False
-    sizes = [_block(tensors[0].shape[1]) for tensors in buckets[0].sets]
+    sizes = [block_of(tensors[0].shape[1]) for tensors in buckets[0].sets]
     return (
         settings.normalize_features
         and settings.kernel in KERNELS
@@ -69,13 +68,13 @@ def _one_type(bucket: Bucket) -> bool:
     return len(found) == 1 and found <= {torch.float32, torch.bfloat16, torch.float16}
 
 
-def _block(samples: int) -> int:
+def block_of(samples: int) -> int:
     """Rows of the tile that holds so many samples."""
     return max(16, power_of_two(samples))
 
 
 @dataclass(frozen=True)
-class _Shape:
+class Shape:
     """Of a bucket, all but the tensors."""
 
     features: tuple[int, ...]  # positions in the call
@@ -86,7 +85,7 @@ class _Shape:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, bucket: Bucket) -> _Shape:
+    def of(cls, bucket: Bucket) -> Shape:
         negatives = 0 if bucket.negatives is None else bucket.negatives[0].shape[1]
         samples = bucket.generated[0].shape[1], negatives, bucket.positives[0].shape[1]
         dtype = bucket.generated[0].dtype
@@ -123,7 +122,7 @@ class _Shape:
     @functools.cached_property
     def blocks(self) -> tuple[int, int, int]:
         """Rows of the tiles that hold the three sets."""
-        n, m, p = (_block(max(n, 1)) for n in self.samples)
+        n, m, p = (block_of(max(n, 1)) for n in self.samples)
         return n, m, p
 
     @property
@@ -149,7 +148,7 @@ class _Shape:
             "BN": bn,
             "BM": bm,
             "BP": bp,
-            "BK": min(build["BK"] or 64, _block(self.width), DIRECT_TILE if self.direct else 2**31),
+            "BK": min(build["BK"] or 64, block_of(self.width), DIRECT_TILE if self.direct else 2**31),
         }
 
 
@@ -167,7 +166,7 @@ class _Numbers:
 
 
 @functools.lru_cache(maxsize=64)
-def _numbers(shape: _Shape, exact: torch.dtype, device: torch.device) -> _Numbers:
+def _numbers(shape: Shape, exact: torch.dtype, device: torch.device) -> _Numbers:
     """Kept from call to call: on a GPU, making them takes longer than a small loss."""
     positions, each = torch.tensor(shape.features), torch.tensor(shape.vectors)
     owner = torch.arange(len(each)).repeat_interleave(each)
@@ -179,19 +178,19 @@ def _numbers(shape: _Shape, exact: torch.dtype, device: torch.device) -> _Number
 class _Launcher:
     """What all launches of a call share."""
 
-    def __init__(self, settings: Settings, shapes: list[_Shape], weight: Tensor | None, like: Bucket) -> None:
+    def __init__(self, settings: Settings, shapes: list[Shape], weight: Tensor | None, like: Bucket) -> None:
         self.settings, self.shapes, self.device, self.exact = settings, shapes, like.device, like.exact
         self.temperatures = _temperatures(settings.temperatures, self.device)
         self.weighted = weight is not None
         self.weight = self.temperatures if weight is None else weight.contiguous()
 
-    def numbers(self, shape: _Shape) -> _Numbers:
+    def numbers(self, shape: Shape) -> _Numbers:
         return _numbers(shape, self.exact, self.device)
 
     def launch(
         self,
         kernel: Any,
-        shape: _Shape,
+        shape: Shape,
         origin: Tensor,
         table: Tensor,
         *arguments: Tensor,
@@ -234,7 +233,7 @@ class FusedEngine:
         self.exact, self.device = buckets[0].exact, buckets[0].device
         self.features = sum(len(bucket.features) for bucket in buckets)
         self.temperatures = len(settings.temperatures)
-        self.shapes = [_Shape.of(bucket) for bucket in buckets]
+        self.shapes = [Shape.of(bucket) for bucket in buckets]
         self.launcher = _Launcher(settings, self.shapes, weight, buckets[0])
         pairs = zip(self.shapes, self.sets, strict=True)
         self.tables = [shape.table([*sets, []], self.device) for shape, sets in pairs]
@@ -302,7 +301,7 @@ class FusedEngine:
         self.numbers[:, 3 + self.temperatures :] = inverse_norm
         return self.finished(per_group)
 
-    def _places(self) -> Iterator[tuple[_Shape, Tensor, Tensor]]:
+    def _places(self) -> Iterator[tuple[Shape, Tensor, Tensor]]:
         for shape, sets, table in zip(self.shapes, self.sets, self.tables, strict=True):
             yield shape, sets[0][0], table
 
@@ -316,74 +315,6 @@ class FusedEngine:
             numbers = self.launcher.numbers(shape)
             out[numbers.positions] = numbers.member @ values
         return out
-
-
-class FusedPasses:
-    """What ``driftgen.passes.Passes`` does, for one process that measures its own statistics: kernels between
-    the passes, too (``driftgen.fused.statistics``).
-    """
-
-    def __init__(
-        self, settings: Settings, buckets: list[Bucket], weight: Tensor | None, gradient: bool
-    ) -> None:
-        self.settings, self.buckets, self.weight = settings, buckets, weight
-        self.engine = FusedEngine(settings, buckets, weight, gradient)
-        self.all_groups = buckets[0].groups
-        features, r = self.engine.features, self.engine.temperatures
-        self.exact = torch.empty(features, 1 + r * r, dtype=torch.float64, device=self.engine.device)
-
-    def measure_scale(self) -> Tensor:
-        """First pass: the mean distance of each feature."""
-        from driftgen.fused.statistics import scale_statistics
-
-        weighted = self.weight is not None
-        total = self.exact if self.weight is None else self.weight.sum(dtype=torch.float64)
-        for shape, table, sums in self._places(self.engine.scale_pass()):
-            pairs = 0 if weighted else shape.groups * sum(shape.samples)
-            arguments = sums, table, total, self.engine.numbers, self.exact
-            sizes = shape.groups, sum(shape.vectors), shape.samples[0], pairs, shape.width
-            least = self.settings.guards.least_scale
-            with on(self.engine.device):
-                scale_statistics[(len(shape.features),)](
-                    *arguments, *sizes, least, weighted, self.engine.temperatures, BLOCK
-                )
-        return self.engine.numbers[:, 0]
-
-    def measure_drift(self) -> Tensor:
-        """Second pass: E[‖V_τ‖² / D] of each feature and temperature."""
-        from driftgen.fused.statistics import drift_statistics
-
-        s, r = self.settings, self.engine.temperatures
-        self.products = self.engine.products_pass()
-        self.losses = torch.empty(self.engine.features, dtype=torch.float64, device=self.engine.device)
-        for shape, table, products in self._places(self.products):
-            arguments = products, table, self.engine.numbers, self.exact, self.losses
-            sizes = shape.groups, sum(shape.vectors), shape.samples[0], shape.width, s.guards.least_drift
-            with on(self.engine.device):
-                drift_statistics[(len(shape.features),)](
-                    *arguments, *sizes, s.normalize_drift, s.sum_vectors, r, BLOCK
-                )
-        return self.engine.numbers[:, 3 : 3 + r]
-
-    def combine(self) -> tuple[Tensor, Finished]:
-        """The loss, its share for each group, and the gradient, if it is wanted."""
-        from driftgen.fused.statistics import group_statistics
-
-        found = torch.empty(
-            len(self.engine.shapes), self.all_groups, dtype=torch.float64, device=self.engine.device
-        )
-        for (shape, table, products), per_group in zip(self._places(self.products), found, strict=True):
-            vectors, owner = sum(shape.vectors), self.engine.launcher.numbers(shape).owner
-            block = min(_block(vectors), BLOCK)
-            with on(self.engine.device):
-                group_statistics[(shape.groups,)](
-                    products, table, owner, self.exact, per_group, vectors, self.engine.temperatures, block,
-                    num_warps=max(1, block // 128),
-                )  # fmt: skip
-        return self.losses.sum().float(), self.engine.finished(found.sum(0))
-
-    def _places(self, found: list[Tensor]) -> Iterator[tuple[_Shape, Tensor, Tensor]]:
-        yield from zip(self.engine.shapes, self.engine.tables, found, strict=True)
 
 
 @dataclass

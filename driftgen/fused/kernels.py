@@ -54,6 +54,18 @@ def _weight(weight, start, K, B: tl.constexpr, WEIGHTED: tl.constexpr):
 
 
 @triton.jit
+def _weights(
+    weight, group, N, M, P, WEIGHTED: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr
+):
+    first = group * (N + M + P)
+    return (
+        _weight(weight, first, N, BN, WEIGHTED),
+        _weight(weight, first + N, M, BM, WEIGHTED),
+        _weight(weight, first + N + M, P, BP, WEIGHTED),
+    )
+
+
+@triton.jit
 def _log2_kernel(distance, rate, KERNEL: tl.constexpr):
     """log₂ k, given 1 / (τ · unit); see ``driftgen.kernels``."""
     return _log2_quotient(distance, 0.0, rate, KERNEL)
@@ -171,11 +183,10 @@ def scale_kernel(
     pid, group, _, _, gen, neg, pos, stride, _ = problem(origin, table, feature_of_vector, V, N, M, P, width)
     left += pid * left_width(BN, BM, BP)
     dx, du, dp = first_distances(gen, neg, pos, stride, left, N, M, P, width, DIRECT, WORK, BN, BM, BP, BK)
-    first = group * (N + M + P)
+    wx, wu, wp = _weights(weight, group, N, M, P, WEIGHTED, BN, BM, BP)
     WEIGH: tl.constexpr = RAGGED or WEIGHTED
-    row = _row_distance(dx, least_distance, _weight(weight, first, N, BN, WEIGHTED), WEIGH)
-    row += _row_distance(du, least_distance, _weight(weight, first + N, M, BM, WEIGHTED), WEIGH)
-    row += _row_distance(dp, least_distance, _weight(weight, first + N + M, P, BP, WEIGHTED), WEIGH)
+    row = _row_distance(dx, least_distance, wx, WEIGH) + _row_distance(du, least_distance, wu, WEIGH)
+    row += _row_distance(dp, least_distance, wp, WEIGH)
     tl.store(sums + pid, tl.sum(tl.where(tl.arange(0, BN) < N, row, 0.0), axis=0))
 
 
@@ -270,10 +281,7 @@ def products_kernel(
         gen, neg, pos, stride, left + pid * left_width(BN, BM, BP), unit, N, M, P, width, least_distance,
         self_distance, WORK, RAGGED, DIRECT, MASKED, BN, BM, BP, BK,
     )  # fmt: skip
-    first = group * (N + M + P)
-    wx = _weight(weight, first, N, BN, WEIGHTED)
-    wu = _weight(weight, first + N, M, BM, WEIGHTED)
-    wp = _weight(weight, first + N + M, P, BP, WEIGHTED)
+    wx, wu, wp = _weights(weight, group, N, M, P, WEIGHTED, BN, BM, BP)
     # Distances between generated samples are symmetric: columns are rows.
     near_x, near_u, near_p = tl.min(dx, axis=1), tl.min(du, axis=0), tl.min(dp, axis=0)
     nearest = tl.minimum(_nearest(dx, wx, WEIGH_KERNEL), _nearest(du, wu, WEIGH_KERNEL))
@@ -380,10 +388,7 @@ def gradient_kernel(
         gen, neg, pos, stride, left + pid * left_width(BN, BM, BP), unit, N, M, P, width, least_distance,
         self_distance, WORK, RAGGED, DIRECT, MASKED, BN, BM, BP, BK,
     )  # fmt: skip
-    first = group * (N + M + P)
-    wx = _weight(weight, first, N, BN, WEIGHTED)
-    wu = _weight(weight, first + N, M, BM, WEIGHTED)
-    wp = _weight(weight, first + N + M, P, BP, WEIGHTED)
+    wx, wu, wp = _weights(weight, group, N, M, P, WEIGHTED, BN, BM, BP)
     keep = kept + pid * _kept_width(R, BN, BM, BP)
     row = numbers + position * (3 + 2 * R) + 3 + R
     WEIGH: tl.constexpr = RAGGED or WEIGHTED
