@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from driftgen.bench.clock import timed
+
 TOKENS = 256 * 272
 PRODUCTS = {
     "B/2": [(768, 2304), (768, 768), (768, 4096), (2048, 768)],
@@ -29,15 +31,7 @@ EIGHT_BITS = (8, 9)  # capability from which on cards have them
 
 def seconds(call: Callable[[], Any], repeats: int = 10) -> float:
     """Of one call, when calls follow each other."""
-    for _ in range(3):
-        call()
-    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    for _ in range(repeats):
-        call()
-    stop.record()
-    stop.synchronize()
-    return float(start.elapsed_time(stop)) / repeats / 1000
+    return timed(call, torch.device("cuda"), repeats).queued_seconds or 0.0
 
 
 def draw(*shape: int) -> torch.Tensor:

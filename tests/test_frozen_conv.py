@@ -1,7 +1,6 @@
 """Convolutions that are not trained against those of PyTorch."""
 
 import copy
-import pickle
 
 import pytest
 import torch
@@ -156,9 +155,10 @@ def test_copies_start_anew():
     with torch.autocast(DEVICE, torch.bfloat16):
         y = conv(x)
         assert conv._cast.kept is not None
-        for other in (copy.deepcopy(conv), pickle.loads(pickle.dumps(conv))):
-            assert other._cast.kept is None
-            assert_same(other(x), y)
+        other = copy.deepcopy(conv)
+        assert other._cast.kept is None
+        assert_same(other(x), y)
+        assert copy.copy(conv._cast).kept is None  # what a process of its own would get
     assert list(conv.state_dict()) == ["weight"]
 
 

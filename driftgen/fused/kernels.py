@@ -10,7 +10,7 @@ What makes the arithmetic hold: squared distances come from products on the tens
 with |y|² read from the same products, so that equal samples have distance 0 exactly. Where samples lie close
 together and far from the origin, so that digits would cancel, the products are made again in coordinates
 without the common part. Narrow vectors and float32 take differences instead. The drift Σ_j C_ij (y_j − x_i)
-takes away x_i times the sum of the C_ij as they were rounded, so that rounding costs digits of the
+has minus the sum of the C_ij, as they were rounded, added to C_ii, so that rounding costs digits of the
 differences only. And the gradient takes each C_ij in two halves, the second one being what rounding took from
 the first.
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from driftgen import devices
+from driftgen.devices import power_of_two
 
 __all__ = [
     "covers_heads",
@@ -229,7 +230,7 @@ def _head_blocks(tokens: int, heads: int, head: int) -> tuple[int, int]:
     """Tokens and heads that a program has at a time: a vector for each thread."""
     together = min(heads & -heads, HEADS_AT_A_TIME)
     most = max(1, HEAD_WARPS * 32 * VECTOR // (together * head // 2))
-    return min(most, 1 << (tokens - 1).bit_length()), together
+    return min(most, power_of_two(tokens)), together
 
 
 @torch.library.custom_op("driftgen::turned_heads", mutates_args=())
@@ -317,7 +318,7 @@ def _chunk(batch: int, tokens: int) -> int:
 
 
 def _norm_options(width: int) -> dict[str, int]:
-    block = 1 << (width - 1).bit_length()
+    block = power_of_two(width)
     warps = min(max(block // (32 * VECTOR), 1), 8)
     return {"WIDTH": width, "BLOCK": block, "ROWS": ROWS, "num_warps": warps}
 

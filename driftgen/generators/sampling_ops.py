@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from driftgen.devices import power_of_two
 from driftgen.generators.block_ops import has_kernels
 
 __all__ = ["attention", "covers_attention", "covers_swiglu", "swiglu_in_eight_bits"]
@@ -87,7 +88,7 @@ def attention(
         attention_kernel[(batch * heads,)](
             qkv, query_weight, key_weight, cos, sin, out, math.log2(math.e) / math.sqrt(head),
             TOKENS=tokens, HEADS=heads, HALF=head // 2, BQ=QUERIES, BK=KEYS,
-            REST=max(16, 1 << (rest - 1).bit_length()) if rest else 0, BOUNDED=bounded,
+            REST=max(16, power_of_two(rest)) if rest else 0, BOUNDED=bounded,
             num_warps=WARPS, num_stages=1, maxnreg=REGISTERS if bounded and head <= 64 else None,
         )  # fmt: skip
     return out
@@ -110,7 +111,7 @@ def swiglu_in_eight_bits(both: Tensor) -> tuple[Tensor, Tensor]:
     rows, width = both.shape[0], both.shape[1] // 2
     eights = both.new_empty(rows, width, dtype=torch.float8_e4m3fn)
     scales = both.new_empty(rows, 1, dtype=torch.float32)
-    block = 1 << (width - 1).bit_length()
+    block = power_of_two(width)
     warps = SWIGLU_WARPS if block <= 2048 else 2 * SWIGLU_WARPS
     with torch.cuda.device_of(both):
         swiglu_kernel[(-(-rows // SWIGLU_ROWS),)](
