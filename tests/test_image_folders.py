@@ -206,7 +206,7 @@ def test_wrong_folders_are_told(folder):
 
 def children():
     """Decoding processes that run now, whosoever they are."""
-    listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True).stdout
+    listed = subprocess.run(["ps", "-eww", "-o", "pid,ppid,args"], capture_output=True, text=True).stdout
     rows = [line.split(None, 2) for line in listed.splitlines()[1:]]
     return {int(pid): int(parent) for pid, parent, args in rows if args.rstrip().endswith("data/decode.py")}
 
