@@ -4,7 +4,7 @@ and registers.
     python -m benchmarks.kernels [--groups 16384] [--width 256] [--registers 0 128 168] [--json FILE]
 
 On a GPU, bfloat16, groups of 64 generated, 64 positives and 16 negatives. The fastest of each
-kernel is what ``driftgen.fused.engine.BUILD`` should say.
+kernel is what ``driftgen.fused.shapes.BUILD`` should say.
 """
 
 from __future__ import annotations
@@ -18,30 +18,31 @@ from typing import Any
 import torch
 
 import driftgen as dg
-from driftgen.fused import engine
+from driftgen.fused import shapes
+from driftgen.launching import Launch
 
 
 def passes(groups: int, width: int, repeats: int) -> dict[str, float]:
     """Milliseconds of each kernel in one call and its gradient."""
     times: dict[str, list[float]] = {}
-    real = engine._Launcher.launch
+    real = Launch.__call__
 
-    def launch(self: Any, kernel: Any, *arguments: Any, **options: Any) -> None:
+    def call(self: Launch, *tensors: torch.Tensor) -> None:
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
-        real(self, kernel, *arguments, **options)
+        real(self, *tensors)
         stop.record()
         stop.synchronize()
-        times.setdefault(kernel.__name__, []).append(start.elapsed_time(stop))
+        times.setdefault(self.kernel.__name__, []).append(start.elapsed_time(stop))
 
     sets = [torch.randn(groups, n, width, device="cuda", dtype=torch.bfloat16) for n in (64, 64, 16)]
     sets[0].requires_grad_()
-    engine._Launcher.launch = launch  # type: ignore[method-assign]
+    Launch.__call__ = call  # type: ignore[method-assign]
     try:
         for _ in range(repeats + 2):
             torch.autograd.grad(dg.DriftingLoss()(*sets).loss, sets[0])
     finally:
-        engine._Launcher.launch = real  # type: ignore[method-assign]
+        Launch.__call__ = real  # type: ignore[method-assign]
     return {name: sorted(found[2:])[repeats // 2] for name, found in times.items()}
 
 
@@ -61,8 +62,8 @@ def main() -> None:
     rows = []
     for warps, tile, stages, most in itertools.product(args.warps, args.tile, args.stages, args.registers):
         build = {"BK": tile, "num_warps": warps, "num_stages": stages, "maxnreg": most or None}
-        engine.BUILD = dict.fromkeys(engine.BUILD, build)
-        engine.Shape.options.cache_clear()
+        shapes.BUILD = dict.fromkeys(shapes.BUILD, build)
+        shapes._shape.cache_clear()  # launches hang on shapes
         row: dict[str, Any] = dict(build)
         try:
             row |= passes(args.groups, args.width, args.repeats)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -14,11 +15,12 @@ from torch.autograd.function import once_differentiable
 
 from driftgen.errors import InputError, NotFiniteError, unknown_name
 from driftgen.field import check_factor, check_temperature, check_weight
+from driftgen.fused import FusedPasses
 from driftgen.kernels import Kernel, get_kernel, laplace
 from driftgen.normalization import Normalization, both, get_normalization
-from driftgen.passes import start_passes
+from driftgen.passes import Passes, start_passes
 from driftgen.problems import Samples, as_features, buckets_by_width
-from driftgen.settings import PAPER_GUARDS, RELEASE_GUARDS, Gradient, Settings, Statistics
+from driftgen.settings import PAPER_GUARDS, RELEASE_GUARDS, Settings, Statistics
 
 __all__ = ["DriftingLoss", "LossOutput", "Statistics"]
 
@@ -177,21 +179,19 @@ class DriftingLoss(nn.Module):
             ("positive_weight", positive_weight, pos[names[0]].shape[1]),
         )
         wants_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in gen.values())
-        with torch.no_grad(), torch.autocast(first.device.type, enabled=False):
-            passes = start_passes(
-                self.settings, buckets_by_width(gen, pos, neg), weight, statistics, wants_gradient
-            )
-            scale = passes.measure_scale()
-            # A look at the value would stall a GPU's queue; there a NaN shows in the scale and in the loss.
-            if scale.device.type == "cpu" and not scale.isfinite().all():
-                raise _not_finite(gen, pos, neg, shared=self.settings.process_group is not None)
-            drift = passes.measure_drift()
-            loss, (per_group, gradient, saved) = passes.combine()
-            per_group = per_group.float()
-        if wants_gradient:
+        with _without_autocast(first.device.type):
+            with torch.no_grad():
+                passes = start_passes(
+                    self.settings, buckets_by_width(gen, pos, neg), weight, statistics, wants_gradient
+                )
+                scale = passes.measure_scale()
+                # A look at the value would stall a GPU's queue; there a NaN shows in scale and loss.
+                if scale.device.type == "cpu" and not scale.isfinite().all():
+                    raise _not_finite(gen, pos, neg, shared=self.settings.process_group is not None)
+                drift = passes.measure_drift()
             tensors = [tensor for bucket in passes.buckets for tensor in bucket.generated]
-            attach = cast(Callable[..., tuple[Tensor, Tensor]], _Attach.apply)
-            loss, per_group = attach(gradient, saved, passes.all_groups, loss, per_group, *tensors)
+            combine = cast(Callable[..., tuple[Tensor, Tensor]], _Combine.apply)
+            loss, per_group = combine(passes, *tensors)
         if isinstance(generated, Tensor):
             return LossOutput(loss, per_group, drift[0], scale[0])
         return LossOutput(
@@ -202,25 +202,23 @@ class DriftingLoss(nn.Module):
         )
 
 
-class _Attach(torch.autograd.Function):
-    """Hangs the known gradient, −2 Ṽ / (count · S) times that of the loss, on a loss that is already
-    computed.
-    """
+def _without_autocast(device: str) -> AbstractContextManager[Any]:
+    """Entered only where autocast is on: small losses would notice."""
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
+
+
+class _Combine(torch.autograd.Function):
+    """The last pass, as an operation with a known gradient: −2 Ṽ / (count · S) times that of the loss."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        gradient: Gradient,
-        saved: Sequence[Tensor],
-        all_groups: Tensor | int,
-        loss: Tensor,
-        per_group: Tensor,
-        *generated: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        ctx.gradient, ctx.all_groups, ctx.groups = gradient, all_groups, len(per_group)
+    def forward(ctx: Any, passes: Passes | FusedPasses, *generated: Tensor) -> tuple[Tensor, Tensor]:
+        loss, (per_group, ctx.gradient, saved) = passes.combine()
+        ctx.all_groups, ctx.groups = passes.all_groups, len(per_group)
         ctx.save_for_backward(*saved)
         ctx.set_materialize_grads(False)
-        return loss.clone(), per_group.clone()
+        return loss, per_group.float()
 
     @staticmethod
     @once_differentiable
@@ -228,7 +226,7 @@ class _Attach(torch.autograd.Function):
         upstream = None if per_group is None else per_group * ctx.all_groups
         if loss is not None:
             upstream = loss.expand(ctx.groups) if upstream is None else upstream + loss
-        return (None, None, None, None, None, *ctx.gradient.read(upstream, ctx.saved_tensors))
+        return (None, *ctx.gradient.read(upstream, ctx.saved_tensors))
 
 
 def _join_weights(groups: int, device: torch.device, *parts: tuple[str, Tensor | None, int]) -> Tensor | None:

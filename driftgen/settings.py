@@ -40,9 +40,11 @@ PAPER_GUARDS = Guards(math.inf, 0.0, 0.0, 0.0, 0.0)
 RELEASE_GUARDS = Guards(100.0, 1e-3, 1e-4, 1e-3, 1e-8)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Settings:
-    """What a loss was told to do, names resolved."""
+    """What a loss was told to do, names resolved. Each loss has its own: equal only to itself, it is quickly
+    found by.
+    """
 
     temperatures: tuple[float, ...]
     kernel: Kernel

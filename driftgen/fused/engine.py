@@ -1,4 +1,4 @@
-"""Which calls the GPU kernels cover, and how a call becomes three launches for each width."""
+"""How a call becomes three launches for each width."""
 
 from __future__ import annotations
 
@@ -11,210 +11,91 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from driftgen.devices import has_kernels, on, power_of_two
-from driftgen.kernels import gaussian, inverse_multiquadric, laplace
-from driftgen.normalization import both, over_y
+from driftgen.fused.shapes import KERNELS, Numbers, Shape, numbers_of
+from driftgen.launching import Launch
+from driftgen.normalization import both
 from driftgen.problems import Bucket
 from driftgen.settings import Finished, Settings
 
-__all__ = ["FusedEngine", "Shape", "block_of", "covers"]
-
-KERNELS = (laplace, gaussian, inverse_multiquadric)  # in the order of their numbers
-MOST_TEMPERATURES = 4
-# The distances and coefficients of a problem stay in registers and shared memory.
-MOST_GENERATED, MOST_OTHERS, MOST_PAIRS = 64, 128, 64 * 224
-NARROW = 32  # up to this width differences cost less than tensor cores, which want 16 numbers at a time
-# Numbers of a sample in a tile, warps, tiles under way, most registers; found by benchmarks/kernels.py.
-BUILD: dict[str, dict[str, int | None]] = {
-    "scale_kernel": {"BK": 64, "num_warps": 4, "num_stages": 3, "maxnreg": None},
-    "products_kernel": {"BK": 64, "num_warps": 4, "num_stages": 3, "maxnreg": None},
-    "gradient_kernel": {"BK": 64, "num_warps": 4, "num_stages": 3, "maxnreg": None},
-}
-DIRECT_TILE = 32  # numbers of a sample in a tile of float32: more would not fit beside A
-FEW = 8  # up to so many generated samples rounding does not average out
+__all__ = ["Call", "FusedEngine"]
 
 
-def covers(settings: Settings, buckets: list[Bucket]) -> bool:
-    """Whether the kernels do this call: one 16- or 32-bit type for all samples of a width, normalised
-    features, any kernel of the library, both-axis or y normalisation, up to four temperatures, up to 64
-    generated samples in a group and 128 + 32 others. Weights, conventions, factors, widths and the number of
-    groups are free. Distances are to lie between 1e-15 and 1e15, which a look at the samples would have to
-    wait for.
-    """
-    first = buckets[0].generated[0]
-    if not has_kernels(first.device):
-        return False
-    sizes = [block_of(tensors[0].shape[1]) for tensors in buckets[0].sets]
-    return (
-        settings.normalize_features
-        and settings.kernel in KERNELS
-        and settings.normalization in (both, over_y)
-        and len(settings.temperatures) <= MOST_TEMPERATURES
-        and sizes[0] <= MOST_GENERATED
-        and max(sizes) <= MOST_OTHERS
-        and sizes[0] * sum(sizes) <= MOST_PAIRS
-        and all(_within_32_bits(bucket) for bucket in buckets)
-        and all(_one_type(bucket) for bucket in buckets)
+@dataclass(frozen=True)
+class Call:
+    """What all launches of a call share."""
+
+    settings: Settings
+    shapes: list[Shape]
+    weight: Tensor  # anything if not ``weighted``
+    weighted: bool
+    temperatures: Tensor
+    exact: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, settings: Settings, shapes: list[Shape], weight: Tensor | None, like: Bucket) -> Call:
+        temperatures = _temperatures(settings.temperatures, like.device)
+        given = temperatures if weight is None else weight.contiguous()
+        return cls(settings, shapes, given, weight is not None, temperatures, like.exact, like.device)
+
+    def key(self, shape: Shape) -> tuple[Settings, Shape, bool, torch.device]:
+        """What decides how a kernel is launched."""
+        return self.settings, shape, self.weighted, self.device
+
+    def numbers(self, shape: Shape) -> Numbers:
+        return numbers_of(shape, self.exact, self.device)
+
+
+@functools.lru_cache(maxsize=512)
+def _scale_launch(settings: Settings, shape: Shape, weighted: bool, device: torch.device) -> Launch:
+    from driftgen.fused.kernels import scale_kernel
+
+    options = shape.options("scale_kernel")
+    return Launch(
+        scale_kernel, shape.problems, device, *_sizes(settings, shape), WEIGHTED=weighted, **options
     )
 
 
-def _within_32_bits(bucket: Bucket) -> bool:
-    """Whether 32-bit numbers can count within one group of each feature."""
-    return all(tensor[0].numel() < 2**31 for tensors in bucket.sets for tensor in tensors)
+@functools.lru_cache(maxsize=512)
+def _products_launch(
+    settings: Settings, shape: Shape, weighted: bool, device: torch.device, keep: bool
+) -> Launch:
+    from driftgen.fused.kernels import products_kernel
+
+    numbers = [*_sizes(settings, shape), *_factors(settings)]
+    constants = _constants(settings, weighted) | shape.options("products_kernel")
+    return Launch(products_kernel, shape.problems, device, *numbers, KEEP=keep, **constants)
 
 
-def _one_type(bucket: Bucket) -> bool:
-    found = {tensor.dtype for tensors in bucket.sets for tensor in tensors}
-    return len(found) == 1 and found <= {torch.float32, torch.bfloat16, torch.float16}
+@functools.lru_cache(maxsize=512)
+def _gradient_launch(
+    settings: Settings, shape: Shape, weighted: bool, device: torch.device, by_group: int
+) -> Launch:
+    from driftgen.fused.kernels import gradient_kernel
+
+    numbers = [by_group, *_sizes(settings, shape), *_factors(settings)]
+    constants = _constants(settings, weighted) | shape.options("gradient_kernel")
+    return Launch(gradient_kernel, shape.problems, device, *numbers, **constants)
 
 
-def block_of(samples: int) -> int:
-    """Rows of the tile that holds so many samples."""
-    return max(16, power_of_two(samples))
+def _sizes(settings: Settings, shape: Shape) -> list[float]:
+    return [shape.all_vectors, *shape.samples, shape.width, settings.guards.least_distance]
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Of a bucket, all but the tensors."""
-
-    features: tuple[int, ...]  # positions in the call
-    vectors: tuple[int, ...]  # of each feature
-    width: int
-    groups: int
-    samples: tuple[int, int, int]  # generated, negatives, positives
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, bucket: Bucket) -> Shape:
-        negatives = 0 if bucket.negatives is None else bucket.negatives[0].shape[1]
-        samples = bucket.generated[0].shape[1], negatives, bucket.positives[0].shape[1]
-        dtype = bucket.generated[0].dtype
-        return cls(tuple(bucket.features), tuple(bucket.vectors), bucket.width, bucket.groups, samples, dtype)
-
-    @property
-    def problems(self) -> int:
-        return self.groups * sum(self.vectors)
-
-    def table(self, sets: Sequence[Sequence[Tensor]], device: torch.device) -> Tensor:
-        """For each feature: where its generated samples, negatives, positives and gradients lie, counted in
-        numbers from the very first sample, how many vectors it has and the number of the first, how many
-        vectors a group of each set is apart from the next, and its position in the call.
-        """
-        origin, size = sets[0][0].data_ptr(), self.dtype.itemsize
-        rows, first = [], 0
-        for i, (vectors, position) in enumerate(zip(self.vectors, self.features, strict=True)):
-            away = [(tensors[i].data_ptr() - origin) // size if tensors else 0 for tensors in sets]
-            apart = [tensors[i].stride(0) // self.width if tensors else 0 for tensors in sets[:3]]
-            rows.append((*away, vectors, first, *apart, position))
-            first += vectors
-        return _on_device(tuple(rows), device)
-
-    def kept(self, temperatures: int) -> int:
-        """Numbers that the products leave for the gradient of a problem; see ``driftgen.fused.kernels``."""
-        bn, bm, bp = self.blocks
-        return bn * (2 + 4 * temperatures) + (bm + bp) * (1 + temperatures)
-
-    @property
-    def left(self) -> int:
-        """Numbers that the first pass leaves for the others; see ``driftgen.fused.distances``."""
-        return 1 if self.direct else sum(self.blocks) + 4
-
-    @functools.cached_property
-    def blocks(self) -> tuple[int, int, int]:
-        """Rows of the tiles that hold the three sets."""
-        n, m, p = (block_of(max(n, 1)) for n in self.samples)
-        return n, m, p
-
-    @property
-    def direct(self) -> bool:
-        """Whether distances come from differences, not from products on tensor cores."""
-        return self.dtype == torch.float32 or self.width <= NARROW or self.samples[0] <= FEW
-
-    @functools.lru_cache(maxsize=512)  # noqa: B019 - shapes are small, and few
-    def options(self, kernel: str) -> dict[str, Any]:
-        """How a kernel is built for it."""
-        import triton.language as tl
-
-        types = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-        bn, bm, bp = self.blocks
-        build = BUILD[kernel]
-        many = bn * (bn + bm + bp) > 64 * 160
-        if many or self.direct:
-            build = build | {"num_warps": 16 if many and self.direct else 8, "num_stages": 2, "maxnreg": None}
-        return build | {
-            "WORK": tl.float32 if self.direct else types[self.dtype],
-            "DIRECT": self.direct,
-            "RAGGED": self.samples != self.blocks,
-            "BN": bn,
-            "BM": bm,
-            "BP": bp,
-            "BK": min(build["BK"] or 64, block_of(self.width), DIRECT_TILE if self.direct else 2**31),
-        }
+def _factors(s: Settings) -> list[float]:
+    own = 0.0 if math.isinf(s.guards.self_distance) else s.guards.self_distance
+    return [own, s.guards.least_affinity, float(s.attraction), float(s.repulsion)]
 
 
-@dataclass(frozen=True)
-class _Numbers:
-    """Of a bucket, on its device: the feature that each vector belongs to, counted within the bucket
-    (``owner``) and within the call (``feature``); the positions in the call of its features; and a 1 for each
-    feature and vector of it.
-    """
-
-    owner: Tensor
-    feature: Tensor
-    positions: Tensor
-    member: Tensor
-
-
-@functools.lru_cache(maxsize=64)
-def _numbers(shape: Shape, exact: torch.dtype, device: torch.device) -> _Numbers:
-    """Kept from call to call: on a GPU, making them takes longer than a small loss."""
-    positions, each = torch.tensor(shape.features), torch.tensor(shape.vectors)
-    owner = torch.arange(len(each)).repeat_interleave(each)
-    member = owner == torch.arange(len(each))[:, None]
-    found = (t.to(device, non_blocking=True) for t in (owner, positions[owner], positions, member.to(exact)))
-    return _Numbers(*found)
-
-
-class _Launcher:
-    """What all launches of a call share."""
-
-    def __init__(self, settings: Settings, shapes: list[Shape], weight: Tensor | None, like: Bucket) -> None:
-        self.settings, self.shapes, self.device, self.exact = settings, shapes, like.device, like.exact
-        self.temperatures = _temperatures(settings.temperatures, self.device)
-        self.weighted = weight is not None
-        self.weight = self.temperatures if weight is None else weight.contiguous()
-
-    def numbers(self, shape: Shape) -> _Numbers:
-        return _numbers(shape, self.exact, self.device)
-
-    def launch(
-        self,
-        kernel: Any,
-        shape: Shape,
-        origin: Tensor,
-        table: Tensor,
-        *arguments: Tensor,
-        full: bool = True,
-        before: Sequence[int] = (),
-        **further: Any,
-    ) -> None:
-        s, owner = self.settings, self.numbers(shape).owner
-        constants: dict[str, Any] = {"WEIGHTED": self.weighted, **shape.options(kernel.__name__)}
-        numbers = [*before, sum(shape.vectors), *shape.samples, shape.width, s.guards.least_distance]
-        if full:
-            masked = math.isinf(s.guards.self_distance)
-            numbers += [0.0 if masked else s.guards.self_distance, s.guards.least_affinity]
-            numbers += [float(s.attraction), float(s.repulsion)]
-            constants |= {
-                "R": len(s.temperatures),
-                "KERNEL": KERNELS.index(s.kernel),
-                "BOTH": s.normalization is both,
-                "MASKED": masked,
-                "WEIGH_KERNEL": s.weigh_kernel and self.weighted,
-            }
-            constants |= further
-        with on(self.device):
-            kernel[(shape.problems,)](origin, table, owner, self.weight, *arguments, *numbers, **constants)
+def _constants(s: Settings, weighted: bool) -> dict[str, Any]:
+    return {
+        "R": len(s.temperatures),
+        "KERNEL": KERNELS.index(s.kernel),
+        "BOTH": s.normalization is both,
+        "MASKED": math.isinf(s.guards.self_distance),
+        "WEIGHTED": weighted,
+        "WEIGH_KERNEL": s.weigh_kernel and weighted,
+    }
 
 
 class FusedEngine:
@@ -230,11 +111,11 @@ class FusedEngine:
     ) -> None:
         self.gradient = gradient
         self.sets = [[[_ready(t) for t in tensors] for tensors in _three(bucket)] for bucket in buckets]
-        self.exact, self.device = buckets[0].exact, buckets[0].device
+        self.device = buckets[0].device
         self.features = sum(len(bucket.features) for bucket in buckets)
         self.temperatures = len(settings.temperatures)
         self.shapes = [Shape.of(bucket) for bucket in buckets]
-        self.launcher = _Launcher(settings, self.shapes, weight, buckets[0])
+        self.call = Call.of(settings, self.shapes, weight, buckets[0])
         pairs = zip(self.shapes, self.sets, strict=True)
         self.tables = [shape.table([*sets, []], self.device) for shape, sets in pairs]
         # Of each feature; see ``driftgen.fused.statistics``.
@@ -242,28 +123,24 @@ class FusedEngine:
 
     def scale_pass(self) -> list[Tensor]:
         """Σ w ‖x − y‖ of each problem, ``[problems]`` of each width."""
-        from driftgen.fused.kernels import scale_kernel
-
         found = []
         self.left: list[Tensor] = []
         for shape, *place in self._places():
             found.append(torch.empty(shape.problems, device=self.device))
             left = torch.empty(shape.problems * shape.left, device=self.device)
-            self.launcher.launch(scale_kernel, shape, *place, found[-1], left, full=False)
+            _scale_launch(*self.call.key(shape))(*place, found[-1], left)
             self.left.append(left)
         return found
 
     def products_pass(self) -> list[Tensor]:
         """⟨V_τ, V_τ'⟩ for τ ≤ τ' of each problem, ``[problems, R, R]`` of each width."""
-        from driftgen.fused.kernels import products_kernel
-
         found, r = [], self.temperatures
         self.kept: list[Tensor] = []
         for (shape, *place), left in zip(self._places(), self.left, strict=True):
             found.append(torch.empty(shape.problems, r, r, device=self.device))
             kept = torch.empty(shape.problems * shape.kept(r) if self.gradient else 1, device=self.device)
-            arguments = self.numbers, self.launcher.temperatures, left, found[-1], kept
-            self.launcher.launch(products_kernel, shape, *place, *arguments, KEEP=self.gradient)
+            launch = _products_launch(*self.call.key(shape), self.gradient)
+            launch(*place, self.numbers, self.call.temperatures, left, found[-1], kept)
             self.kept.append(kept)
         return found
 
@@ -272,12 +149,12 @@ class FusedEngine:
         if not self.gradient:
             return Finished(per_group)
         saved = [tensor for sets in self.sets for tensors in sets for tensor in tensors]
-        return Finished(per_group, _FusedGradient(self.launcher, self.numbers), saved + self.left + self.kept)
+        return Finished(per_group, _FusedGradient(self.call, self.numbers), saved + self.left + self.kept)
 
     def sum_distances(self) -> Tensor:
         sums = self.scale_pass()
         pairs = zip(self.shapes, sums, strict=True)
-        found = [each.view(shape.groups, -1, 1).sum(0, dtype=self.exact) for shape, each in pairs]
+        found = [each.view(shape.groups, -1, 1).sum(0, dtype=self.call.exact) for shape, each in pairs]
         return self._by_feature(found)[:, 0]
 
     def sum_products(self, kernel_unit: Tensor, unit: Tensor) -> Tensor:
@@ -287,23 +164,24 @@ class FusedEngine:
         for shape, products in zip(self.shapes, self.products_pass(), strict=True):
             products = products.triu() + products.triu(1).mT
             self.products.append(products.view(shape.groups, -1, r * r))
-        sums = self._by_feature([p.sum(0, dtype=self.exact) for p in self.products])
+        sums = self._by_feature([p.sum(0, dtype=self.call.exact) for p in self.products])
         return sums.view(-1, r, r) / unit.square()[:, None, None]
 
     def finish(self, inverse_norm: Tensor, share: Tensor, factor: Tensor, size: Tensor) -> Finished:
         norms = (inverse_norm[:, :, None] * inverse_norm[:, None, :]).flatten(1)
         norms *= (share / self.unit.square())[:, None]
-        per_group = torch.zeros(self.products[0].shape[0], dtype=self.exact, device=share.device)
+        per_group = torch.zeros(self.products[0].shape[0], dtype=self.call.exact, device=share.device)
         for shape, products in zip(self.shapes, self.products, strict=True):
-            of_vector = norms[self.launcher.numbers(shape).feature]
-            per_group += torch.einsum("gvr,vr->g", products.to(self.exact), of_vector)
+            of_vector = norms[self.call.numbers(shape).feature]
+            per_group += torch.einsum("gvr,vr->g", products.to(self.call.exact), of_vector)
         self.numbers[:, 2] = factor / self.unit
         self.numbers[:, 3 + self.temperatures :] = inverse_norm
         return self.finished(per_group)
 
-    def _places(self) -> Iterator[tuple[Shape, Tensor, Tensor]]:
+    def _places(self) -> Iterator[tuple[Shape, Tensor, Tensor, Tensor, Tensor]]:
+        """Each shape, and the tensors that all kernels of the passes read."""
         for shape, sets, table in zip(self.shapes, self.sets, self.tables, strict=True):
-            yield shape, sets[0][0], table
+            yield shape, sets[0][0], table, self.call.numbers(shape).owner, self.call.weight
 
     def _by_feature(self, found: list[Tensor]) -> Tensor:
         """``[vectors, n]`` of each bucket, summed over the vectors of each feature: ``[features, n]``.
@@ -312,7 +190,7 @@ class FusedEngine:
         """
         out = found[0].new_zeros(self.features, found[0].shape[1])
         for shape, values in zip(self.shapes, found, strict=True):
-            numbers = self.launcher.numbers(shape)
+            numbers = self.call.numbers(shape)
             out[numbers.positions] = numbers.member @ values
         return out
 
@@ -321,15 +199,13 @@ class FusedEngine:
 class _FusedGradient:
     """The last pass, when the gradient is asked for: nothing of it has to be kept until then."""
 
-    launcher: _Launcher
+    call: Call
     numbers: Tensor
 
     def read(self, upstream: Tensor, saved: Sequence[Tensor]) -> list[Tensor]:
-        from driftgen.fused.kernels import gradient_kernel
-
         rest, gradients = list(saved), []
         upstream = upstream.float()
-        shapes = self.launcher.shapes
+        shapes = self.call.shapes
         lefts, kepts = rest[-2 * len(shapes) : -len(shapes)], rest[-len(shapes) :]
         for shape, left, kept in zip(shapes, lefts, kepts, strict=True):
             sets = []
@@ -339,18 +215,11 @@ class _FusedGradient:
                 del rest[:count]
             out = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in sets[0]]
             table = shape.table([*sets, out], upstream.device)
-            arguments = self.numbers, self.launcher.temperatures, left, kept, upstream
-            self.launcher.launch(
-                gradient_kernel, shape, sets[0][0], table, *arguments, before=[upstream.stride(0)]
-            )
+            launch = _gradient_launch(*self.call.key(shape), upstream.stride(0))
+            place = sets[0][0], table, self.call.numbers(shape).owner, self.call.weight
+            launch(*place, self.numbers, self.call.temperatures, left, kept, upstream)
             gradients += out
         return gradients
-
-
-@functools.lru_cache(maxsize=256)
-def _on_device(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
-    """Kept, since memory is often given out in the same places again."""
-    return torch.tensor(rows).to(device, non_blocking=True)
 
 
 @functools.lru_cache(maxsize=64)
@@ -367,10 +236,12 @@ def _ready(tensor: Tensor) -> Tensor:
 
     Groups may lie apart, as those of positives and negatives that were encoded together do.
     """
-    tensor = tensor.detach()
-    vectors, width = tensor.shape[2:]
-    wanted = zip(tensor.shape[1:], tensor.stride()[1:], (vectors * width, width, 1), strict=True)
-    dense = all(size == 1 or stride == want for size, stride, want in wanted)
-    if not dense or tensor.stride(0) % width:
-        tensor = tensor.contiguous()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if not tensor.is_contiguous():
+        vectors, width = tensor.shape[2:]
+        wanted = zip(tensor.shape[1:], tensor.stride()[1:], (vectors * width, width, 1), strict=True)
+        dense = all(size == 1 or stride == want for size, stride, want in wanted)
+        if not dense or tensor.stride(0) % width:
+            tensor = tensor.contiguous()
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()

@@ -99,11 +99,14 @@ def drift_statistics(
     tl.store(losses + position, loss * counted)
 
 
-@triton.jit(do_not_specialize=["V"])
+@triton.jit(do_not_specialize=["V", "features"])
 def group_statistics(
-    products, table, feature_of_vector, exact, per_group, V, R: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Σ ⟨V_τ, V_τ'⟩ / (λ_τ λ_τ') of each group, over all vectors and features of one width."""
+    products, table, feature_of_vector, exact, losses, per_group, loss, V, features,
+    R: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Σ ⟨V_τ, V_τ'⟩ / (λ_τ λ_τ') of each group, over all vectors and features of one width; and the sum of
+    the losses of all features.
+    """
     group = tl.program_id(0).to(tl.int64)
     total = tl.zeros((BLOCK,), tl.float64)
     for start in range(0, V, BLOCK):
@@ -116,4 +119,10 @@ def group_statistics(
                 weight = tl.load(exact + position * (1 + R * R) + 1 + r * R + s, mask=there, other=0.0)
                 at = products + (group * V + v) * (R * R) + r * R + s
                 total += weight * tl.load(at, mask=there, other=0.0).to(tl.float64)
-    tl.store(per_group + group, tl.sum(total, axis=0).to(tl.float32))
+    tl.store(per_group + group, tl.sum(total, axis=0).to(per_group.dtype.element_ty))
+    if group == 0:
+        total = tl.zeros((BLOCK,), tl.float64)
+        for start in range(0, features, BLOCK):
+            i = start + tl.arange(0, BLOCK)
+            total += tl.load(losses + i, mask=i < features, other=0.0)
+        tl.store(loss, tl.sum(total, axis=0).to(tl.float32))
