@@ -16,8 +16,8 @@ from driftgen.settings import Finished, Settings
 
 __all__ = ["FusedPasses"]
 
-MOST_AT_A_TIME = 4096  # problems that statistics are taken of
-OF_A_WARP = 256
+MOST_AT_A_TIME = 2048  # problems that statistics are taken of; more would not fit the registers
+OF_A_WARP = 128
 
 
 class FusedPasses:
