@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -148,22 +149,23 @@ def as_features(
         if features.keys() != reference.keys():
             names = ", ".join(sorted(features.keys() ^ reference.keys())[:5])
             raise InputError(f"{argument} and generated do not hold the same features: {names}")
+        first = next(iter(reference.values()))
         samples = next(iter(features.values())).shape[1]
         for name, tensor in features.items():
-            where = f"{argument}[{name!r}]" if name else argument
-            first = next(iter(reference.values()))
-            if tensor.device != first.device:
-                raise InputError(f"{where} is on {tensor.device}, but generated is on {first.device}")
             expected = first.shape[0], samples, *reference[name].shape[2:]
-            for what, got, want in zip(
-                ("groups", "samples", "vectors a sample", "numbers a vector (the width)"),
-                tensor.shape,
-                expected,
-                strict=True,
-            ):
-                if got != want:
-                    raise InputError(f"{where} has {got} {what}, expected {want} as in the other sets")
+            if tensor.shape != expected or tensor.device != first.device:
+                where = f"{argument}[{name!r}]" if name else argument
+                raise _mismatch(where, tensor, expected, first.device)
     return reference, sets["positives"], sets.get("negatives")
+
+
+def _mismatch(where: str, tensor: Tensor, expected: Sequence[int], device: torch.device) -> InputError:
+    if tensor.device != device:
+        return InputError(f"{where} is on {tensor.device}, but generated is on {device}")
+    counted = "groups", "samples", "vectors a sample", "numbers a vector (the width)"
+    found = zip(counted, tensor.shape, expected, strict=True)
+    what, got, want = next(each for each in found if each[1] != each[2])
+    return InputError(f"{where} has {got} {what}, expected {want} as in the other sets")
 
 
 def _as_feature_set(argument: str, samples: Samples) -> dict[str, Tensor]:
@@ -180,15 +182,17 @@ def _as_feature_set(argument: str, samples: Samples) -> dict[str, Tensor]:
             f"{argument} must be a tensor or a non-empty dict of tensors, got {type(samples).__name__}"
         )
     for name, tensor in samples.items():
-        where = f"{argument}[{name!r}]" if name else argument
-        if not isinstance(name, str):
-            raise InputError(f"{where}: names of features must be strings")
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            raise InputError(f"{where} must be a floating-point tensor")
-        if tensor.ndim != 4:
-            raise InputError(f"{where} must have shape [G, N, V, D], got {list(tensor.shape)}")
-        if 0 in tensor.shape:
-            raise InputError(
-                f"{where} is empty, shape {list(tensor.shape)}: every set needs at least one sample"
-            )
+        right = isinstance(name, str) and isinstance(tensor, Tensor) and tensor.is_floating_point()
+        if not right or tensor.ndim != 4 or tensor.numel() == 0:
+            raise _no_feature(f"{argument}[{name!r}]" if name else argument, name, tensor)
     return dict(sorted(samples.items()))
+
+
+def _no_feature(where: str, name: Any, tensor: Any) -> InputError:
+    if not isinstance(name, str):
+        return InputError(f"{where}: names of features must be strings")
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+        return InputError(f"{where} must be a floating-point tensor")
+    if tensor.ndim != 4:
+        return InputError(f"{where} must have shape [G, N, V, D], got {list(tensor.shape)}")
+    return InputError(f"{where} is empty, shape {list(tensor.shape)}: every set needs at least one sample")

@@ -4,6 +4,7 @@ they are built for it."""
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -108,13 +109,11 @@ class Shape:
         numbers from the very first sample, how many vectors it has and the number of the first, how many
         vectors a group of each set is apart from the next, and its position in the call.
         """
-        origin, size = sets[0][0].data_ptr(), self.dtype.itemsize
-        rows, first = [], 0
-        for i, (vectors, position) in enumerate(zip(self.vectors, self.features, strict=True)):
-            away = [(tensors[i].data_ptr() - origin) // size if tensors else 0 for tensors in sets]
-            apart = [tensors[i].stride(0) // self.width if tensors else 0 for tensors in sets[:3]]
-            rows.append((*away, vectors, first, *apart, position))
-            first += vectors
+        origin, size, none = sets[0][0].data_ptr(), self.dtype.itemsize, [0] * len(self.features)
+        away = [[(t.data_ptr() - origin) // size for t in tensors] or none for tensors in sets]
+        apart = [[t.stride(0) // self.width for t in tensors] or none for tensors in sets[:3]]
+        first = [0, *itertools.accumulate(self.vectors)][:-1]
+        rows = zip(*away, self.vectors, first, *apart, self.features, strict=True)
         return _on_device(tuple(rows), device)
 
     def kept(self, temperatures: int) -> int:
