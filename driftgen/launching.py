@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,15 +12,15 @@ from driftgen.devices import on
 
 __all__ = ["Launch"]
 
-ALIGNED = 16  # bytes: what else Triton compiles another variant for, and what PyTorch's memory always is
+ALIGNED = 16  # bytes: Triton compiles for addresses that are a multiple of it, and for those that are not
 
 
 class Launch:
     """A kernel for so many programs, with all its arguments but the tensors, which come first.
 
     With every call Triton looks at all arguments to find what it compiled for them, which takes a host longer
-    than a small kernel takes a GPU. Here that is done once, as long as tensors are aligned: they always have
-    the same types, and nothing else about them matters.
+    than a small kernel takes a GPU. Of arguments that never change, once is enough. Of a tensor only its type
+    and its alignment matter; None stands for one that is not there.
     """
 
     def __init__(
@@ -27,19 +28,20 @@ class Launch:
     ) -> None:
         self.kernel, self.programs, self.device = kernel, programs, device
         self.numbers, self.options = numbers, options
-        self._compiled: Any = None
+        self._compiled: dict[tuple[torch.dtype | None, ...], Callable[..., None]] = {}
         self._rest: list[Any] = []
 
-    def __call__(self, *tensors: Tensor) -> None:
+    def __call__(self, *tensors: Tensor | None) -> None:
         """Launches it on the current stream of its device."""
-        addresses = [tensor.data_ptr() for tensor in tensors]
-        aligned = not any(address % ALIGNED for address in addresses)
+        addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+        aligned = not any(address % ALIGNED for address in addresses if address is not None)
+        types = tuple([None if tensor is None else tensor.dtype for tensor in tensors])
         with on(self.device):
-            if self._compiled is not None and aligned:
-                self._compiled(*addresses, *self._rest)
+            if aligned and types in self._compiled:
+                self._compiled[types](*addresses, *self._rest)
                 return
             compiled = self.kernel[(self.programs,)](*tensors, *self.numbers, **self.options)
         if aligned and compiled is not None:  # None in Triton's interpreter
-            later = self.kernel.arg_names[len(tensors) + len(self.numbers) :]
-            self._rest = [*self.numbers, *(self.options[name] for name in later)]
-            self._compiled = compiled[(self.programs, 1, 1)]
+            constants = self.kernel.arg_names[len(tensors) + len(self.numbers) :]
+            self._rest = [*self.numbers, *(self.options[name] for name in constants)]
+            self._compiled[types] = compiled[(self.programs, 1, 1)]

@@ -50,12 +50,17 @@ from driftgen.launching import Launch
 @triton.jit
 def add_kernel(x, y, out, n, factor, ROUND: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x + i, mask=i < n) + factor * tl.load(y + i, mask=i < n)
+    value = tl.load(x + i, mask=i < n).to(tl.float32)
+    if y is not None:
+        value += factor * tl.load(y + i, mask=i < n)
     tl.store(out + i, tl.floor(value) if ROUND else value, mask=i < n)
 
 block = torch.zeros(1000)
 tensors = [block[64 * k :] for k in range(3)]
 crooked = [block[64 * k + 1 :] for k in range(3)]
+half = [block.half(), *tensors[1:]]
+alone = [tensors[0], None, tensors[2]]
+calls = [tensors, tensors[::-1], crooked, half, alone, tensors, half, alone]
 launch = Launch(add_kernel, 7, block.device, 100, 0.5, BLOCK=128, ROUND=True, num_warps=2)
 count, real = 0, type(add_kernel).run
 def run(self, *arguments, **options):
@@ -63,12 +68,12 @@ def run(self, *arguments, **options):
     count += 1
     return real(self, *arguments, **options)
 type(add_kernel).run = run
-for given in (tensors, tensors[::-1], crooked, tensors):
+for given in calls:
     launch(*given)
 usual = count
-for given in (tensors, tensors[::-1], crooked, tensors):
+for given in calls:
     add_kernel[(7,)](*given, 100, 0.5, ROUND=True, BLOCK=128, num_warps=2)
-print(json.dumps({"ours": seen[:4], "usual": seen[4:], "looked": usual}))
+print(json.dumps({"ours": seen[: len(calls)], "usual": seen[len(calls) :], "looked": usual}))
 """
 
 
@@ -86,6 +91,7 @@ def test_what_is_launched_is_what_triton_would_launch(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
     assert found["ours"] == found["usual"]
-    assert found["looked"] == 2  # the first call, and the one with tensors that are not aligned
+    assert found["looked"] == 4  # once for each kind of tensors, and whenever they are not aligned
     variants = [name for name, *_ in found["ours"]]
-    assert variants[0] == variants[1] == variants[3] != variants[2]
+    assert len(set(variants[:5])) == 4
+    assert variants[5:] == [variants[0], *variants[3:5]]

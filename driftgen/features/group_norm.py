@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from driftgen.devices import has_kernels, on, power_of_two
+from driftgen.devices import has_kernels, power_of_two
+from driftgen.launching import Launch
 
 __all__ = ["covers", "group_norm"]
 
@@ -83,42 +84,45 @@ class _GroupNorm(torch.autograd.Function):
         other: Tensor | None,
         relu: bool,
     ) -> Tensor:
-        from driftgen.features.group_norm_kernels import forward_kernel
-
-        b, c, h, w = x.shape
-        blocks, options, for_backward = _build(c, h * w, c // groups, x.element_size())
+        launches = _launches(x.shape, groups, x.element_size(), x.device, eps, relu)
         y = torch.empty_like(x)
         needed = ctx.needs_input_grad[0] or ctx.needs_input_grad[5]
-        statistics = x.new_empty((b, 2, groups), dtype=torch.float32) if needed else None
-        with on(x.device):
-            forward_kernel[(b * blocks,)](x, weight, bias, other, y, statistics, eps, relu, **options)
+        statistics = x.new_empty((len(x), 2, groups), dtype=torch.float32) if needed else None
+        launches[0](x, weight, bias, other, y, statistics)
         if needed:
             # Where nothing was added, y > 0 is found from x again.
             kept = y if relu and other is not None else None
             ctx.save_for_backward(x, weight, bias, kept, statistics)
-            ctx.build = b * blocks, for_backward
-            ctx.relu, ctx.other = relu, other is not None
+            ctx.launch, ctx.relu, ctx.other = launches[1], relu, other is not None
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        from driftgen.features.group_norm_kernels import backward_kernel
-
         x, weight, bias, y, statistics = ctx.saved_tensors
-        programs, options = ctx.build
         grad = grad.contiguous(memory_format=torch.channels_last)
         # Without ReLU the other summand has the gradient of the sum itself.
         of_other = torch.empty_like(x) if ctx.other and ctx.relu else None
         of_x = torch.empty_like(x)
-        with on(x.device):
-            backward_kernel[(programs,)](
-                x, weight, bias, y, grad, statistics, of_x, of_other, ctx.relu, **options
-            )
+        ctx.launch(x, weight, bias, y, grad, statistics, of_x, of_other)
         return of_x, None, None, None, None, (of_other if ctx.relu else grad) if ctx.other else None, None
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=512)
+def _launches(
+    shape: torch.Size, groups: int, bytes_of_one: int, device: torch.device, eps: float, relu: bool
+) -> tuple[Launch, Launch]:
+    """Of the forward pass and of the other, for maps of this shape."""
+    from driftgen.features.group_norm_kernels import backward_kernel, forward_kernel
+
+    b, c, h, w = shape
+    blocks, forward, backward = _build(c, h * w, c // groups, bytes_of_one)
+    return (
+        Launch(forward_kernel, b * blocks, device, eps, RELU=relu, **forward),
+        Launch(backward_kernel, b * blocks, device, RELU=relu, **backward),
+    )
+
+
 def _build(
     channels: int, locations: int, size: int, bytes_of_one: int
 ) -> tuple[int, dict[str, Any], dict[str, Any]]:

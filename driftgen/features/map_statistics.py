@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from driftgen.devices import has_kernels, on, power_of_two
+from driftgen.devices import has_kernels, power_of_two
+from driftgen.launching import Launch
 
 __all__ = ["LEAST_VARIANCE", "covers", "map_statistics"]
 
@@ -117,15 +117,9 @@ def _vectors(feature_map: Tensor) -> Tensor:
 
 def _forward(feature_map: Tensor, sides: Sequence[int], *, keep: bool = True) -> list[Tensor]:
     """What the backward pass needs of the whole map ``[B, 2, C]``, then mean and deviation for each side."""
-    from driftgen.features.map_kernels import statistics_kernel
-
     kept, *found = _empty(feature_map, sides)
-    b, c, h, w = feature_map.shape
-    build = _build(c, h, w, max(sides))
-    with on(feature_map.device):
-        statistics_kernel[(b * build.blocks,)](
-            feature_map, *_by_side(found, sides), kept if keep and WHOLE in sides else None, **build.options
-        )
+    launch = _launches(feature_map.shape, max(sides), feature_map.device)[0]
+    launch(feature_map, *_by_side(found, sides), kept if keep and WHOLE in sides else None)
     return [kept, *found]
 
 
@@ -137,14 +131,9 @@ def _backward(
     sides: Sequence[int],
 ) -> Tensor:
     """The gradient of the map."""
-    from driftgen.features.map_kernels import gradient_kernel
-
     out = torch.empty_like(feature_map)
-    b, c, h, w = feature_map.shape
-    build = _build(c, h, w, max(sides))
     dense = [None if g is None else g.contiguous() for g in (of_vectors, *_by_side(gradients, sides))]
-    with on(feature_map.device):
-        gradient_kernel[(b * build.blocks * build.parts,)](feature_map, kept, *dense, out, **build.options)
+    _launches(feature_map.shape, max(sides), feature_map.device)[1](feature_map, kept, *dense, out)
     return out
 
 
@@ -167,28 +156,25 @@ def _empty(feature_map: Tensor, sides: Sequence[int]) -> list[Tensor]:
     return found
 
 
-@dataclass(frozen=True)
-class _Build:
-    """How the kernels are built for a map: in how many blocks its channels are cut and in how many parts its
-    cells, and the kernels' constants.
-    """
+@functools.lru_cache(maxsize=512)
+def _launches(shape: torch.Size, largest: int, device: torch.device) -> tuple[Launch, Launch]:
+    """Of the two kernels, for maps of this shape and patches up to this side."""
+    from driftgen.features.map_kernels import gradient_kernel, statistics_kernel
 
-    blocks: int
-    parts: int
-    options: dict[str, Any]
-
-
-@functools.lru_cache(maxsize=256)
-def _build(channels: int, height: int, width: int, largest: int) -> _Build:
+    samples, channels, height, width = shape
     cell = max(largest, *(p for p in (1, 2, CELL) if height % p == 0 and width % p == 0))
     cells = height // cell * (width // cell)
     block = min(TILE // min(power_of_two(cells), ROWS), power_of_two(channels))
     while block > LEAST_CHANNELS and channels % block:
         block //= 2
     rows = min(power_of_two(cells), TILE // block)
-    shape = {"H": height, "W": width, "C": channels, "CELL": cell, "BP": rows, "BC": block}
-    options = {"LEAST": LEAST_VARIANCE, **shape, "num_warps": max(1, rows * block // 128), "num_stages": 1}
-    return _Build(-(-channels // block), -(-cells // rows), options)
+    sizes = {"H": height, "W": width, "C": channels, "CELL": cell, "BP": rows, "BC": block}
+    options = {"LEAST": LEAST_VARIANCE, **sizes, "num_warps": max(1, rows * block // 128), "num_stages": 1}
+    programs = samples * -(-channels // block)
+    return (
+        Launch(statistics_kernel, programs, device, **options),
+        Launch(gradient_kernel, programs * -(-cells // rows), device, **options),
+    )
 
 
 # The same for compilers, which do not look into it.
