@@ -31,6 +31,8 @@ def compile_parts(network: nn.Module) -> None:
     # What one kernel makes of saved tensors is made again in the backward pass, even if a product wants it
     # written: silu(gate) · value takes a seventh of a DiT block's activations, and 1% of its time.
     torch._functorch.config.ban_recompute_materialized_backward = False
+    # Off on the way back, as without a compiler: else gates would get the gradients of 16-bit products.
+    torch._functorch.config.backward_pass_autocast = "off"
     own = getattr(network, "compile_parts", None)
     if callable(own):
         own()

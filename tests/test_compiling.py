@@ -71,6 +71,24 @@ def test_generators(name):
     assert not [m for m in copy.deepcopy(network).modules() if m._compiled_call_impl is not None]
 
 
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+def test_gradients_under_autocast():
+    """As precise as those of the network that is not compiled: layers that go without autocast also do so on
+    the way back.
+    """
+    network = randomised(NETWORKS["dit"]())
+    noise, labels, found = network.sample_noise(3), torch.tensor([0, 1, 2]), []
+    for net in (copy.deepcopy(network), network):
+        if net is network:
+            compile_parts(net)
+        with torch.autocast("cpu", torch.bfloat16):
+            out = net(noise, labels, 1.5)
+        out.float().square().sum().backward()
+        found.append({name: p.grad for name, p in net.named_parameters()})
+    for name, want in found[0].items():
+        assert (found[1][name] - want).norm() < 1e-4 * want.norm(), name
+
+
 def test_a_block_that_is_repeated_is_compiled_once():
     network = randomised(NETWORKS["dit"]())
     compile_parts(network)

@@ -16,18 +16,19 @@ from torch.utils.checkpoint import checkpoint
 
 from driftgen.compiling import compile_blocks
 from driftgen.errors import InputError, unknown_name
-from driftgen.generators.block_ops import (
-    covers_heads,
+from driftgen.generators.conditioning import Conditioning, ImageGenerator, RMSNorm, float32_linear
+from driftgen.generators.head_ops import covers_heads, turned_heads
+from driftgen.generators.noise import check_noise
+from driftgen.generators.sampling_ops import attention, covers_attention
+from driftgen.generators.shared_ops import is_plain, linear_and_bias
+from driftgen.generators.stream_ops import (
     covers_stream,
     gated_norm,
     gated_residual,
     modulated_norm,
     stream_norm,
-    turned_heads,
 )
-from driftgen.generators.conditioning import Conditioning, ImageGenerator, RMSNorm, float32_linear
-from driftgen.generators.noise import check_noise
-from driftgen.generators.sampling_ops import attention, covers_attention
+from driftgen.generators.swiglu_ops import swiglu_output
 
 __all__ = ["DiT", "DiTConfig"]
 
@@ -190,9 +191,17 @@ class Block(nn.Module):
             parts = float32_linear(self.modulation, condition)[:, None]
             shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = parts.chunk(6, dim=-1)
             x, normed = stream_norm(x, first.weight, scale, shift)
-            branch = self.attention(normed, cos, sin)
-            x, normed = gated_norm(x, branch, gate, second.weight, mlp_scale, mlp_shift)
-            return gated_residual(x, self.mlp(normed), mlp_gate)
+            bias: Tensor | None
+            if is_plain(self.attention):
+                branch, bias = self.attention.branch_and_bias(normed, cos, sin)
+            else:
+                branch, bias = self.attention(normed, cos, sin), None
+            x, normed = gated_norm(x, branch, gate, second.weight, mlp_scale, mlp_shift, bias)
+            if isinstance(self.mlp, (SwiGLU, MLPLayer)) and is_plain(self.mlp):
+                branch, bias = self.mlp.branch_and_bias(normed)
+            else:
+                branch, bias = self.mlp(normed), None
+            return gated_residual(x, branch, mlp_gate, bias)
         parts = _modulation(self.modulation, condition, x.dtype)
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = parts.chunk(6, dim=-1)
         x = x + gate * self.attention(self.attention_norm(x) * (1 + scale) + shift, cos, sin)
@@ -215,35 +224,47 @@ class Attention(nn.Module):
         self.key_norm: nn.Module = RMSNorm(head) if c.qk_norm else nn.Identity()
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        qkv = self.qkv(x)
-        query, key = self.query_norm, self.key_norm
-        if (
-            self.rope
-            and not self.float32
-            and isinstance(query, RMSNorm)
-            and isinstance(key, RMSNorm)
-            and covers_attention(qkv, self.num_heads, query.weight, key.weight)
-        ):
-            return self.output(attention(qkv, query.weight, key.weight, cos, sin, self.num_heads))  # type: ignore[no-any-return]
-        q, k, v = self.heads(qkv, cos, sin)
+        out: Tensor = self.output(self.mixed(x, cos, sin))
+        return out
+
+    def branch_and_bias(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The same, and the last bias where it is owed its gradient (see ``linear_and_bias``)."""
+        return linear_and_bias(self.output, self.mixed(x, cos, sin))
+
+    def mixed(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """What the output layer reads: softmax(q kᵀ / √head) v, ``[B, tokens, heads · head]``."""
+        weights, heads = self._norm_weights(), self.num_heads
+        turned = weights is not None and covers_heads(x, heads, parts=1)
+        qkv, bias = linear_and_bias(self.qkv, x) if turned else (self.qkv(x), None)
+        if weights and bias is None and not self.float32 and covers_attention(qkv, heads, *weights):
+            return attention(qkv, *weights, cos, sin, heads)  # type: ignore[no-any-return]
+        q, k, v = self.heads(qkv, cos, sin, bias)
         if self.float32:
             with torch.autocast(x.device.type, enabled=False):
                 mixed = F.scaled_dot_product_attention(q.float(), k.float(), v.float()).to(v.dtype)
         else:
             mixed = F.scaled_dot_product_attention(q, k, v)
-        out: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
-        return out
+        return mixed.transpose(1, 2).flatten(2)
 
-    def heads(self, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values ``[B, heads, tokens, head]``."""
-        query, key, heads = self.query_norm, self.key_norm, self.num_heads
-        if self.rope and isinstance(query, RMSNorm) and isinstance(key, RMSNorm) and covers_heads(qkv, heads):
-            return turned_heads(qkv, query.weight, key.weight, cos, sin, heads)
+    def heads(
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, bias: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values ``[B, heads, tokens, head]``; ``bias`` is what ``qkv`` owes a gradient."""
+        weights, heads = self._norm_weights(), self.num_heads
+        if weights and (bias is not None or covers_heads(qkv, heads)):
+            return turned_heads(qkv, *weights, cos, sin, heads, bias)
         q, k, v = qkv.unflatten(-1, (3, heads, -1)).transpose(1, 3).unbind(2)
-        q, k = query(q), key(k)
+        q, k = self.query_norm(q), self.key_norm(k)
         if self.rope:
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         return q, k, v
+
+    def _norm_weights(self) -> tuple[Tensor, Tensor] | None:
+        """Of queries and keys, where kernels know what is done to them: RMSNorm and rotation."""
+        query, key = self.query_norm, self.key_norm
+        if self.rope and isinstance(query, RMSNorm) and isinstance(key, RMSNorm):
+            return query.weight, key.weight
+        return None
 
 
 class SwiGLU(nn.Module):
@@ -258,6 +279,18 @@ class SwiGLU(nn.Module):
         out: Tensor = self.output(F.silu(self.gate(x)) * self.value(x))
         return out
 
+    def branch_and_bias(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The same on a device with kernels, and the last bias where it is owed its gradient (see
+        ``linear_and_bias``). Gate and value are one product, and x then has one gradient.
+        """
+        layers = self.gate, self.value, self.output
+        if any(type(layer) is not nn.Linear for layer in layers) or not is_plain(*layers):
+            return self(x), None
+        bias = torch.cat([self.gate.bias, self.value.bias])
+        both = F.linear(x, torch.cat([self.gate.weight, self.value.weight]), bias.detach())
+        last = self.output
+        return swiglu_output(both, bias, last.weight, last.bias), last.bias
+
 
 class MLPLayer(nn.Sequential):
     """Two linear layers with a GELU between, as in DiT."""
@@ -265,6 +298,10 @@ class MLPLayer(nn.Sequential):
     def __init__(self, hidden_size: int, mlp_size: int) -> None:
         gelu = nn.GELU(approximate="tanh")
         super().__init__(nn.Linear(hidden_size, mlp_size), gelu, nn.Linear(mlp_size, hidden_size))
+
+    def branch_and_bias(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The same, and the last bias where it is owed its gradient (see ``linear_and_bias``)."""
+        return linear_and_bias(self[2], self[1](self[0](x)))
 
 
 class Final(nn.Module):

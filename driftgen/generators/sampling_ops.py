@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from driftgen.devices import power_of_two
-from driftgen.generators.block_ops import has_kernels
+from driftgen.generators.shared_ops import has_kernels
 
 __all__ = ["attention", "covers_attention", "covers_swiglu", "swiglu_in_eight_bits"]
 
@@ -65,7 +65,7 @@ def _keeps_operands(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9
 
 
-_keeps_operands._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see block_ops
+_keeps_operands._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see shared_ops
 
 
 @torch.library.custom_op("driftgen::attention", mutates_args=())

@@ -88,8 +88,8 @@ def backward_kernel(
 
     With x̂ = total · r, r = 1 / √(mean total² + ε), and n the gradient of ``normed``:
     d = r (n w (1 + scale) − x̂ mean(n w (1 + scale) x̂)) + the gradient of ``total`` is that of x, gate · d
-    that of the branch. Of each program ``sums`` gets Σ n and Σ n x̂ where NORMED, then Σ d · branch where
-    GATED.
+    that of the branch. Of each program ``sums`` gets Σ n and Σ n x̂ where NORMED, then Σ d · branch and Σ d
+    where GATED.
     """
     sample, start, end = _tokens(tokens, chunk)
     column = tl.arange(0, BLOCK)
@@ -109,7 +109,7 @@ def backward_kernel(
         branch += here
         grad_branch += here
         g = _modulation(gate + sample * gate_by_sample, column, within, grad_total.dtype.element_ty)
-        by_gate = tl.zeros((BLOCK,), tl.float32)
+        by_gate, by_total = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
     for row in range(start, end, ROWS):
         r = row + tl.arange(0, ROWS)
         inside = (r < end)[:, None] & within[None, :]
@@ -130,8 +130,9 @@ def backward_kernel(
             tl.store(grad_x + at, d.to(grad_x.dtype.element_ty), mask=inside)
         if GATED:
             by_gate += tl.sum(d * _rows(branch, at, inside), axis=0)
+            by_total += tl.sum(d, axis=0)
             tl.store(grad_branch + at, (d * g).to(grad_branch.dtype.element_ty), mask=inside)
-    count: tl.constexpr = 2 * NORMED + GATED
+    count: tl.constexpr = 2 * NORMED + 2 * GATED
     sums += tl.program_id(0).to(tl.int64) * (count * WIDTH) + column
     if NORMED:
         tl.store(sums, by_shift, mask=within)
@@ -139,3 +140,4 @@ def backward_kernel(
         sums += 2 * WIDTH
     if GATED:
         tl.store(sums, by_gate, mask=within)
+        tl.store(sums + WIDTH, by_total, mask=within)

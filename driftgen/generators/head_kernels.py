@@ -2,8 +2,9 @@
 """Queries and keys between their linear layer and attention, one GPU kernel each way: RMSNorm of every head,
 then the rotary embedding.
 
-A program has the queries or the keys (on the way back, or the values) of some tokens of one sample. A head
-lies in its registers as two halves, which the rotation turns into each other.
+A program has the queries or the keys (on the way back, or the values) of some tokens of one sample; on the
+way back only some of the heads, but more tokens, over which it sums. A head lies in its registers as two
+halves, which the rotation turns into each other.
 """
 
 from __future__ import annotations
@@ -96,54 +97,71 @@ def forward_kernel(
 
 
 @triton.jit
+def _store_sums(sums, total, SIZE: tl.constexpr):
+    """Of each head's columns, over the tokens: ``[BT, BH, HALF]`` to ``[BH]`` rows SIZE apart."""
+    BH: tl.constexpr = total.shape[1]
+    j = tl.arange(0, total.shape[2])[None, :]
+    tl.store(sums + tl.arange(0, BH)[:, None] * SIZE + j, tl.sum(total, axis=0))
+
+
+@triton.jit
 def _turn_back(
-    grad, by_head, by_token, x, weight, cos, sin, out, sums, t, tokens,
-    HEADS: tl.constexpr, HALF: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr,
+    grad, by_head, by_token, x, weight, cos, sin, out, weight_sums, sums, start, end,
+    STRIDE: tl.constexpr, HALF: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of queries or keys before norm and rotation, and this program's share of the weight's.
+    """The gradient of queries or keys before norm and rotation, and this program's shares of the weight's and
+    of its own sums over tokens.
 
     With g the gradient turned back and x̂ = x r: dw = Σ g x̂, dx = r (g w − x̂ mean(g w x̂)).
     """
-    width: tl.constexpr = HEADS * 2 * HALF
     wa, wb = _weights(weight, HALF)
-    c, s = _angles(cos, sin, t, tokens, HALF)
-    inside = (t < tokens)[:, None, None]
-    t = t[:, None, None]
     head = tl.arange(0, BH)[None, :, None]
     j = tl.arange(0, HALF)[None, None, :]
+    by_wa, by_wb = tl.zeros((BT, BH, HALF), tl.float32), tl.zeros((BT, BH, HALF), tl.float32)
     sum_a, sum_b = tl.zeros((BT, BH, HALF), tl.float32), tl.zeros((BT, BH, HALF), tl.float32)
-    for first in range(0, HEADS, BH):
-        at = t * (3 * width) + (first + head) * (2 * HALF) + j
+    for first in range(start, end, BT):
+        t = (first + tl.arange(0, BT))[:, None, None]
+        inside = t < end
+        # Each head loads them again, from the nearest cache: to hand them on would take a barrier.
+        angle = t * HALF + 0 * head + j
+        c = tl.load(cos + angle, mask=inside, other=0.0)
+        s = tl.load(sin + angle, mask=inside, other=0.0)
+        at = t * STRIDE + head * (2 * HALF) + j
         a, b = _halves(x + at, inside, HALF)
-        da, db = _halves(grad + t * by_token + (first + head) * by_head + j, inside, HALF)
+        da, db = _halves(grad + t * by_token + head * by_head + j, inside, HALF)
         r = _inverse_norm(a, b, HALF)
         a, b = a * r, b * r
         ga, gb = da * c + db * s, db * c - da * s
-        sum_a += ga * a
-        sum_b += gb * b
+        by_wa += ga * a
+        by_wb += gb * b
         ga, gb = ga * wa, gb * wb
         mean = tl.sum(ga * a + gb * b, axis=2)[:, :, None] * (0.5 / HALF)
-        _store_halves(out + at, r * (ga - a * mean), r * (gb - b * mean), inside, HALF)
+        da, db = r * (ga - a * mean), r * (gb - b * mean)
+        sum_a += da
+        sum_b += db
+        _store_halves(out + at, da, db, inside, HALF)
+    _store_sums(sums, sum_a, 2 * HALF)
+    _store_sums(sums + HALF, sum_b, 2 * HALF)
     j = tl.arange(0, HALF)
-    tl.store(sums + j, tl.sum(tl.reshape(sum_a, (BT * BH, HALF)), axis=0))
-    tl.store(sums + HALF + j, tl.sum(tl.reshape(sum_b, (BT * BH, HALF)), axis=0))
+    tl.store(weight_sums + j, tl.sum(tl.reshape(by_wa, (BT * BH, HALF)), axis=0))
+    tl.store(weight_sums + HALF + j, tl.sum(tl.reshape(by_wb, (BT * BH, HALF)), axis=0))
 
 
 @triton.jit
 def _put(
-    grad, by_head, by_token, out, t, tokens,
-    HEADS: tl.constexpr, HALF: tl.constexpr, BH: tl.constexpr,
+    grad, by_head, by_token, out, sums, start, end,
+    STRIDE: tl.constexpr, HALF: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the values, in its place."""
-    width: tl.constexpr = HEADS * 2 * HALF
-    inside = (t < tokens)[:, None, None]
-    t = t[:, None, None]
+    """The gradient of the values, in its place, and this program's share of its sums over tokens."""
     head = tl.arange(0, BH)[None, :, None]
     j = tl.arange(0, 2 * HALF)[None, None, :]
-    for first in range(0, HEADS, BH):
-        value = tl.load(grad + t * by_token + (first + head) * by_head + j, mask=inside)
-        at = t * (3 * width) + (first + head) * (2 * HALF) + j
-        tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
+    total = tl.zeros((BT, BH, 2 * HALF), tl.float32)
+    for first in range(start, end, BT):
+        t = (first + tl.arange(0, BT))[:, None, None]
+        value = tl.load(grad + t * by_token + head * by_head + j, mask=t < end, other=0.0)
+        tl.store(out + t * STRIDE + head * (2 * HALF) + j, value.to(out.dtype.element_ty), mask=t < end)
+        total += value.to(tl.float32)
+    _store_sums(sums, total, 2 * HALF)
 
 
 @triton.jit
@@ -151,28 +169,42 @@ def backward_kernel(
     grad_query, query_by_sample, query_by_head, query_by_token,
     grad_key, key_by_sample, key_by_head, key_by_token,
     grad_value, value_by_sample, value_by_head, value_by_token,
-    qkv, query_weight, key_weight, cos, sin, grad_qkv, sums, tokens,
+    qkv, query_weight, key_weight, cos, sin, grad_qkv, weight_sums, sums, tokens, chunk,
     HEADS: tl.constexpr, HALF: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the linear layer's output, each third by programs of its own; and shares of those of
-    the norms' weights, ``sums`` ``[programs, 2, head]``.
+    """The gradient of the linear layer's output; shares of those of the norms' weights, ``weight_sums``
+    ``[shares, 2, head]``, of which a part of a sample has one for each of its groups of heads; and ``sums``
+    of the first over the tokens of each part, ``[parts, 3 · heads · head]``.
+
+    A program has ``chunk`` tokens of a sample, and of their queries, keys or values BH heads.
     """
     width: tl.constexpr = HEADS * 2 * HALF
-    sample, t = _block(tokens, BT)
-    start = sample * tokens * 3 * width
-    qkv += start
-    grad_qkv += start
-    sums += tl.program_id(0) * (4 * HALF)
-    if tl.program_id(1) == 0:
+    groups: tl.constexpr = HEADS // BH
+    part = tl.program_id(0) // (3 * groups)
+    third = tl.program_id(0) % (3 * groups) // groups
+    group = tl.program_id(0) % groups
+    parts = (tokens + chunk - 1) // chunk
+    sample = (part // parts).to(tl.int64)
+    start = part % parts * chunk
+    end = tl.minimum(start + chunk, tokens)
+    first = group * BH
+    # Of the heads of all three, those of this program.
+    here = third * width + first * (2 * HALF)
+    at = sample * tokens * (3 * width) + here
+    qkv += at
+    grad_qkv += at
+    sums += part.to(tl.int64) * (3 * width) + here
+    weight_sums += (part.to(tl.int64) * groups + group) * (4 * HALF) + third * (2 * HALF)
+    if third == 0:
         _turn_back(
-            grad_query + sample * query_by_sample, query_by_head, query_by_token, qkv, query_weight,
-            cos, sin, grad_qkv, sums, t, tokens, HEADS, HALF, BT, BH,
+            grad_query + sample * query_by_sample + first * query_by_head, query_by_head, query_by_token,
+            qkv, query_weight, cos, sin, grad_qkv, weight_sums, sums, start, end, 3 * width, HALF, BT, BH,
         )  # fmt: skip
-    elif tl.program_id(1) == 1:
+    elif third == 1:
         _turn_back(
-            grad_key + sample * key_by_sample, key_by_head, key_by_token, qkv + width, key_weight,
-            cos, sin, grad_qkv + width, sums + 2 * HALF, t, tokens, HEADS, HALF, BT, BH,
+            grad_key + sample * key_by_sample + first * key_by_head, key_by_head, key_by_token,
+            qkv, key_weight, cos, sin, grad_qkv, weight_sums, sums, start, end, 3 * width, HALF, BT, BH,
         )  # fmt: skip
     else:
-        grad_value += sample * value_by_sample
-        _put(grad_value, value_by_head, value_by_token, grad_qkv + 2 * width, t, tokens, HEADS, HALF, BH)
+        grad_value += sample * value_by_sample + first * value_by_head
+        _put(grad_value, value_by_head, value_by_token, grad_qkv, sums, start, end, 3 * width, HALF, BT, BH)
