@@ -10,7 +10,7 @@ demo: $(READY)
 	$(BIN)/driftgen demo --out runs/demo
 
 test: $(READY) lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -205,8 +205,8 @@ def kept_tensors(block, inputs):
 @pytest.mark.parametrize("compiled", [False, True])
 def test_what_is_kept_for_the_backward_pass(compiled):
     """Gate and value in one piece, and not their product."""
-    block, inputs, _ = block_case(tokens=100)
-    rows, size = 3 * 100, block.mlp.gate.out_features
+    block, inputs, _ = block_case(tokens=30)
+    rows, size = 3 * 30, block.mlp.gate.out_features
     if compiled:
         torch._dynamo.reset()
         block.compile(fullgraph=True, backend="aot_eager")
