@@ -15,9 +15,6 @@ from tests.block_cases import BFLOAT16, draw, flat, gradients, step, tiny
 from tests.interpreter import DEVICE, _bfloat16_on_the_cpu, _kernels_everywhere  # noqa: F401
 from tests.test_fused import error
 
-# The first product in bfloat16 says so on a CPU that has none.
-pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
-
 
 @pytest.fixture
 def launches(monkeypatch):

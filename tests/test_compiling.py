@@ -71,7 +71,6 @@ def test_generators(name):
     assert not [m for m in copy.deepcopy(network).modules() if m._compiled_call_impl is not None]
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 def test_gradients_under_autocast():
     """As precise as those of the network that is not compiled: layers that go without autocast also do so on
     the way back.

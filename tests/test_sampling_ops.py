@@ -12,8 +12,8 @@ from driftgen.generators import DiT, dit, fp8, sampling_ops
 from driftgen.generators.dit import Attention, DiTConfig, SwiGLU, rope_tables
 from driftgen.generators.fp8 import Fp8SwiGLU, quantize
 from tests.interpreter import DEVICE, _bfloat16_on_the_cpu, _kernels_everywhere  # noqa: F401
-from tests.test_block_ops import exact_heads
 from tests.test_fused import error
+from tests.test_head_ops import exact_heads
 
 BFLOAT16, FLOAT16 = torch.bfloat16, torch.float16
 # Queries, keys, weights and the result are rounded: four times at most.

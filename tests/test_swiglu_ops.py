@@ -12,9 +12,6 @@ from tests.block_cases import ALLOWED, BFLOAT16, FLOAT16, FLOAT32, SUMMED, draw,
 from tests.interpreter import DEVICE, _bfloat16_on_the_cpu, _kernels_everywhere  # noqa: F401
 from tests.test_fused import error
 
-# The first product in bfloat16 says so on a CPU that has none.
-pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
-
 
 def exact_output(both, bias, weight, output_bias=None):
     gate, value = owed(both, bias).chunk(2, dim=-1)

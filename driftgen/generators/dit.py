@@ -29,6 +29,7 @@ from driftgen.generators.stream_ops import (
     stream_norm,
 )
 from driftgen.generators.swiglu_ops import swiglu_output
+from driftgen.generators.training_attention import covers_training_attention, training_attention
 
 __all__ = ["DiT", "DiTConfig"]
 
@@ -238,6 +239,8 @@ class Attention(nn.Module):
         qkv, bias = linear_and_bias(self.qkv, x) if turned else (self.qkv(x), None)
         if weights and bias is None and not self.float32 and covers_attention(qkv, heads, *weights):
             return attention(qkv, *weights, cos, sin, heads)  # type: ignore[no-any-return]
+        if weights and not self.float32 and covers_training_attention(qkv, heads, *weights):
+            return training_attention(qkv, *weights, cos, sin, heads, bias)
         q, k, v = self.heads(qkv, cos, sin, bias)
         if self.float32:
             with torch.autocast(x.device.type, enabled=False):

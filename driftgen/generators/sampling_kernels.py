@@ -17,28 +17,49 @@ SAFE = tl.constexpr(64.0)  # scores in base 2 whose exponentials, and sums of th
 
 
 @triton.jit
+def _halves(x, start, TOKENS: tl.constexpr, STRIDE: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr):
+    t = start + tl.arange(0, ROWS)[:, None]
+    at = x + t * STRIDE + tl.arange(0, HALF)[None, :]
+    a = tl.load(at, mask=t < TOKENS, other=0.0)
+    return a, tl.load(at + HALF, mask=t < TOKENS, other=0.0)
+
+
+@triton.jit
+def _angles(cos, sin, start, TOKENS: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr):
+    t = start + tl.arange(0, ROWS)[:, None]
+    at = t * HALF + tl.arange(0, HALF)[None, :]
+    c = tl.load(cos + at, mask=t < TOKENS, other=0.0)
+    return c, tl.load(sin + at, mask=t < TOKENS, other=0.0)
+
+
+@triton.jit
+def _turn(a, b, wa, wb, cos, sin, start, TOKENS: tl.constexpr):
+    """Queries or keys of a head from their halves ``[rows, HALF]``, and in halves: normalised, rounded as the
+    module's norm rounds, and turned.
+    """
+    kind: tl.constexpr = a.dtype
+    a, b = a.to(tl.float32), b.to(tl.float32)
+    r = tl.rsqrt(tl.sum(a * a + b * b, axis=1)[:, None] * (0.5 / a.shape[1]) + EPS)
+    a = (a * r * wa).to(kind).to(tl.float32)
+    b = (b * r * wb).to(kind).to(tl.float32)
+    c, s = _angles(cos, sin, start, TOKENS, a.shape[1], a.shape[0])
+    return (a * c - b * s).to(kind), (b * c + a * s).to(kind)
+
+
+@triton.jit
+def _joined(a, b):
+    """The halves side by side: a thread has 8 numbers of each, which then move nowhere."""
+    return tl.reshape(tl.permute(tl.join(a, b), (0, 2, 1)), (a.shape[0], 2 * a.shape[1]))
+
+
+@triton.jit
 def _turned(
     x, wa, wb, cos, sin, start,
     TOKENS: tl.constexpr, STRIDE: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Queries or keys of a head ``[ROWS, 2 · HALF]``: normalised, rounded as the module's norm rounds, and
-    turned.
-    """
-    t = start + tl.arange(0, ROWS)[:, None]
-    j = tl.arange(0, HALF)[None, :]
-    inside = t < TOKENS
-    kind: tl.constexpr = x.dtype.element_ty
-    at = x + t * STRIDE + j
-    a = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(at + HALF, mask=inside, other=0.0).to(tl.float32)
-    r = tl.rsqrt(tl.sum(a * a + b * b, axis=1)[:, None] * (0.5 / HALF) + EPS)
-    a = (a * r * wa).to(kind).to(tl.float32)
-    b = (b * r * wb).to(kind).to(tl.float32)
-    c = tl.load(cos + t * HALF + j, mask=inside, other=0.0)
-    s = tl.load(sin + t * HALF + j, mask=inside, other=0.0)
-    # The halves side by side: a thread has 8 numbers of each, which then move nowhere.
-    both = tl.join((a * c - b * s).to(kind), (b * c + a * s).to(kind))
-    return tl.reshape(tl.permute(both, (0, 2, 1)), (ROWS, 2 * HALF))
+    a, b = _halves(x, start, TOKENS, STRIDE, HALF, ROWS)
+    a, b = _turn(a, b, wa, wb, cos, sin, start, TOKENS)
+    return _joined(a, b)
 
 
 @triton.jit

@@ -1,0 +1,145 @@
+"""How attention for training is best built: time of each way by blocks, warps and registers, against
+``turned_heads`` and PyTorch's attention.
+
+    python -m benchmarks.attention [--batch 512] [--tokens 272] [--heads 12] [--head 64] [--json FILE]
+
+On a GPU, bfloat16. Errors are those of the gradients relative to the ones through PyTorch's attention: a few
+thousandths. The fastest builds are what ``FORWARD`` and ``BACKWARD`` of
+``driftgen.generators.training_attention`` should say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from driftgen.generators import training_attention as ours
+from driftgen.generators.dit import rope_tables
+from driftgen.generators.head_ops import turned_heads
+from driftgen.generators.sampling_ops import attention
+
+FORWARD: list[dict[str, Any]] = [
+    {"BQ": 64, "BK": 128, "AHEAD": False, "num_warps": 4, "maxnreg": 168},
+    {"BQ": 64, "BK": 128, "AHEAD": True, "num_warps": 4, "maxnreg": 168},
+    {"BQ": 64, "BK": 128, "AHEAD": True, "num_warps": 4, "maxnreg": None},
+    {"BQ": 64, "BK": 64, "AHEAD": False, "num_warps": 4, "maxnreg": 168},
+    {"BQ": 64, "BK": 64, "AHEAD": True, "num_warps": 4, "maxnreg": 168},
+    {"BQ": 64, "BK": 256, "AHEAD": False, "num_warps": 4, "maxnreg": None},
+    {"BQ": 128, "BK": 128, "AHEAD": False, "num_warps": 8, "maxnreg": None},
+]
+BACKWARD: list[dict[str, Any]] = [
+    {"ROWS": 64, "BK": 64, "BQ": 64, "AHEAD": True, "num_warps": 4, "maxnreg": None},
+    {"ROWS": 64, "BK": 64, "BQ": 64, "AHEAD": False, "num_warps": 4, "maxnreg": None},
+    {"ROWS": 64, "BK": 128, "BQ": 64, "AHEAD": True, "num_warps": 4, "maxnreg": None},
+    {"ROWS": 64, "BK": 128, "BQ": 64, "AHEAD": False, "num_warps": 4, "maxnreg": None},
+    {"ROWS": 64, "BK": 128, "BQ": 128, "AHEAD": False, "num_warps": 4, "maxnreg": None},
+    {"ROWS": 64, "BK": 64, "BQ": 32, "AHEAD": True, "num_warps": 4, "maxnreg": None},
+    {"ROWS": 64, "BK": 32, "BQ": 32, "AHEAD": False, "num_warps": 4, "maxnreg": None},
+    {"ROWS": 128, "BK": 64, "BQ": 64, "AHEAD": True, "num_warps": 8, "maxnreg": None},
+    {"ROWS": 128, "BK": 64, "BQ": 32, "AHEAD": False, "num_warps": 8, "maxnreg": 128},
+]
+
+
+def milliseconds(function: Callable[[], object], repeats: int) -> float:
+    """The median of single runs, after two."""
+    times = []
+    for _ in range(repeats + 2):
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        function()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop))
+    return sorted(times[2:])[repeats // 2]
+
+
+def through_pytorch(*inputs: Any) -> Tensor:
+    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
+        return F.scaled_dot_product_attention(*turned_heads(*inputs)).transpose(1, 2).flatten(2)
+
+
+def error(found: Tensor, wanted: Tensor) -> float:
+    found, wanted = found.detach().float(), wanted.float()
+    return float((found - wanted).norm() / wanted.norm())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--tokens", type=int, default=272)
+    parser.add_argument("--heads", type=int, default=12)
+    parser.add_argument("--head", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    width = args.heads * args.head
+    tables = rope_tables(args.tokens, args.head, torch.device("cuda"))
+    leaves = [
+        torch.randn(args.batch, args.tokens, 3 * width, device="cuda", dtype=torch.bfloat16),
+        *(1 + 0.1 * torch.randn(args.head, device="cuda") for _ in range(2)),
+    ]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    upstream = torch.randn(args.batch, args.tokens, width, device="cuda", dtype=torch.bfloat16)
+    wanted: tuple[Tensor, ...] = ()
+    rows: list[dict[str, Any]] = []
+
+    def measure(name: str, function: Callable[..., Tensor], build: dict[str, Any]) -> None:
+        row: dict[str, Any] = {"name": name, **build}
+        try:
+            out = function(*leaves, *tables, args.heads)
+            found = torch.autograd.grad(out, leaves, upstream, retain_graph=True)
+            if wanted:
+                row["errors"] = [error(a, b) for a, b in zip((out, *found), wanted, strict=True)]
+            with torch.enable_grad():
+                row["forward"] = milliseconds(lambda: function(*leaves, *tables, args.heads), args.repeats)
+            row["backward"] = milliseconds(
+                lambda: torch.autograd.grad(out, leaves, upstream, retain_graph=True), args.repeats
+            )
+            row["found"] = (out.detach(), *found)
+        except Exception as problem:  # such as too much shared memory: the sweep goes on
+            row["error"] = str(problem)[:80]
+        rows.append(row)
+
+    measure("pytorch", through_pytorch, {})
+    wanted = rows[0].pop("found", ())
+    print(f"{'ms':>10} {'forward':>8} {'backward':>8}  largest error  build")
+    for row in rows:
+        show(row)
+    with torch.no_grad():
+        took = milliseconds(lambda: attention(*leaves, *tables, args.heads), args.repeats)
+    rows.append({"name": "sampling", "forward": took})
+    show(rows[-1])
+    for forward in FORWARD:
+        ours.FORWARD = forward
+        measure("forward", ours.training_attention, forward)
+        show(rows[-1])
+    ours.FORWARD = FORWARD[0]
+    for backward in BACKWARD:
+        ours.BACKWARD = backward
+        measure("backward", ours.training_attention, backward)
+        show(rows[-1])
+    if args.json:
+        args.json.write_text(json.dumps({"gpu": torch.cuda.get_device_name(), "rows": rows}, indent=1) + "\n")
+
+
+def show(row: dict[str, Any]) -> None:
+    row.pop("found", None)
+    times = [f"{row[way]:8.3f}" if way in row else f"{'-':>8}" for way in ("forward", "backward")]
+    largest = f"{max(row['errors']):13.4f}" if "errors" in row else " " * 13
+    rest = {k: v for k, v in row.items() if k not in ("name", "forward", "backward", "errors")}
+    print(f"{row['name']:>10} {times[0]} {times[1]}  {largest}  {rest}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

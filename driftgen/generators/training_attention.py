@@ -1,0 +1,192 @@
+"""Attention from the output of its linear layer, norm and rotation of queries and keys with it, as GPU
+kernels with gradients: one each way.
+
+The modules in PyTorch say the same, and do it wherever these kernels do not run;
+``covers_training_attention`` says where they do. To ``torch.compile`` every kernel is one operator. Between
+the two only the layer's output, the result and a number for each query are kept. The linear layer may owe its
+bias the gradient (``linear_and_bias``): the kernel sums it on the way.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from driftgen.devices import power_of_two
+from driftgen.generators.sampling_ops import HEAD_SIZES, MOST_KEPT, MOST_TOKENS, TYPES, _keeps_operands
+from driftgen.generators.shared_ops import VECTOR, has_kernels
+
+__all__ = ["covers_training_attention", "training_attention"]
+
+# Off until it has been measured against cuDNN's on a GPU (``benchmarks/attention.py``).
+USED = False
+# How the kernels are built: blocks of tokens (BQ queries by BK keys; on the way back ROWS queries by BK keys,
+# then ROWS keys by BQ queries, and whether rows are read a block early), warps of a program, and the
+# registers of a thread that let as many programs run at a time as the shared memory has room for.
+FORWARD: dict[str, Any] = {"BQ": 64, "BK": 128, "AHEAD": False, "num_warps": 4, "maxnreg": 168}
+BACKWARD: dict[str, Any] = {"ROWS": 64, "BK": 64, "BQ": 64, "AHEAD": True, "num_warps": 4, "maxnreg": None}
+
+
+def covers_training_attention(qkv: Tensor, heads: int, *weights: Tensor) -> bool:
+    """Whether :func:`training_attention` takes this output ``[B, T, 3 · heads · head]`` of a linear layer:
+    16-bit numbers, T up to 512, heads of 32, 64 or 128, two of queries, keys and values of one that fit the
+    memory of a Hopper GPU's multiprocessor. Only where gradients of it or of the weights are wanted.
+    """
+    tokens, width = qkv.shape[-2:]
+    head = width // (3 * heads)
+    if not (torch.is_grad_enabled() and any(t.requires_grad for t in (qkv, *weights))):
+        return False
+    rows = max(2 * BACKWARD["ROWS"], FORWARD["BQ"])
+    return (
+        USED
+        and has_kernels(qkv)
+        and qkv.dtype in TYPES
+        and qkv.ndim == 3
+        and tokens <= MOST_TOKENS
+        and head in HEAD_SIZES
+        and (4 * tokens + 2 * rows) * head <= MOST_KEPT
+        and _keeps_operands(qkv.device)
+    )
+
+
+def training_attention(
+    qkv: Tensor,
+    query_weight: Tensor,
+    key_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """softmax(q kᵀ / √head) v, ``[B, T, heads · head]``, with q and k as ``turned_heads`` gives them.
+
+    ``bias`` ``[3 · heads · head]`` has no part in it, as ``qkv`` has it: its gradient is the sum of that of
+    ``qkv``.
+    """
+    out: Tensor = _Attention.apply(qkv, query_weight, key_weight, cos, sin, heads, bias)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        qkv: Tensor,
+        query_weight: Tensor,
+        key_weight: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        heads: int,
+        bias: Tensor | None,
+    ) -> Tensor:
+        out: Tensor
+        out, sums = _attend(qkv, query_weight, key_weight, cos, sin, heads)
+        ctx.save_for_backward(out, sums, qkv, query_weight, key_weight, cos, sin, bias)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        *saved, bias = ctx.saved_tensors
+        query_weight, key_weight = saved[3:5]
+        by_qkv, weights, sums = _attend_back(*gradients, *saved)
+        query, key = weights.unbind()
+        by_bias = None if bias is None else sums.to(bias.dtype)
+        return by_qkv, query.to(query_weight.dtype), key.to(key_weight.dtype), None, None, None, by_bias
+
+
+def _rest(tokens: int, block: int) -> int:
+    """The last of blocks that the tokens do not fill: a product has 16 rows or columns at least."""
+    rest = tokens % block
+    return max(16, power_of_two(rest)) if rest else 0
+
+
+@torch.library.custom_op("driftgen::training_attention", mutates_args=())
+def _attend(
+    qkv: Tensor, query_weight: Tensor, key_weight: Tensor, cos: Tensor, sin: Tensor, heads: int
+) -> tuple[Tensor, Tensor]:
+    """The result, and log₂ Σ 2^(score log₂ e) of each query, ``[B, heads, T]``."""
+    from driftgen.generators.training_attention_kernels import attention_forward_kernel
+
+    qkv, query_weight, key_weight, cos, sin = (
+        t.contiguous() for t in (qkv, query_weight, key_weight, cos, sin)
+    )
+    batch, tokens, width = qkv.shape
+    head = width // (3 * heads)
+    out = qkv.new_empty(batch, tokens, heads * head)
+    sums = qkv.new_empty(batch, heads, tokens, dtype=torch.float32)
+    # float16 ends at 65504: there the largest score has to be known.
+    bounded = qkv.dtype == torch.bfloat16
+    build = FORWARD if bounded and head <= 64 else {**FORWARD, "maxnreg": None}
+    with torch.cuda.device_of(qkv):
+        attention_forward_kernel[(batch * heads,)](
+            qkv, query_weight, key_weight, cos, sin, out, sums, math.log2(math.e) / math.sqrt(head),
+            TOKENS=tokens, HEADS=heads, HALF=head // 2, REST=_rest(tokens, FORWARD["BK"]), BOUNDED=bounded,
+            num_stages=1, **build,
+        )  # fmt: skip
+    return out, sums
+
+
+@_attend.register_fake
+def _(
+    qkv: Tensor, query_weight: Tensor, key_weight: Tensor, cos: Tensor, sin: Tensor, heads: int
+) -> tuple[Tensor, Tensor]:
+    batch, tokens, width = qkv.shape
+    sums = qkv.new_empty(batch, heads, tokens, dtype=torch.float32)
+    return qkv.new_empty(batch, tokens, width // 3), sums
+
+
+@torch.library.custom_op("driftgen::training_attention_backward", mutates_args=())
+def _attend_back(
+    grad: Tensor,
+    out: Tensor,
+    sums: Tensor,
+    qkv: Tensor,
+    query_weight: Tensor,
+    key_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradient of ``qkv``, those of the two weights, ``[2, head]``, and the sums of the first over all
+    tokens, ``[3 · heads · head]``.
+    """
+    from driftgen.generators.training_attention_kernels import attention_backward_kernel
+
+    grad, out, sums, qkv, query_weight, key_weight, cos, sin = (
+        t.contiguous() for t in (grad, out, sums, qkv, query_weight, key_weight, cos, sin)
+    )
+    batch, tokens, width = qkv.shape
+    heads = sums.shape[1]
+    head = width // (3 * heads)
+    grad_qkv = qkv.new_empty(qkv.shape)
+    inner = sums.new_empty(sums.shape)
+    shares = sums.new_empty(batch, 5, heads, head)
+    factor = 1 / math.sqrt(head)
+    # A head of 128 takes the registers of what else would be read early.
+    build = BACKWARD if head <= 64 else {**BACKWARD, "BQ": 32, "AHEAD": False}
+    lanes = min(build["ROWS"], 32 * build["num_warps"] * VECTOR // (head // 2))
+    with torch.cuda.device_of(qkv):
+        attention_backward_kernel[(batch * heads,)](
+            grad, out, sums, qkv, query_weight, key_weight, cos, sin, grad_qkv, inner, shares,
+            math.log2(math.e) * factor, factor, TOKENS=tokens, HEADS=heads, HALF=head // 2, LANES=lanes,
+            KEY_REST=_rest(tokens, build["BK"]), QUERY_REST=_rest(tokens, build["BQ"]), num_stages=1, **build,
+        )  # fmt: skip
+    return grad_qkv, shares[:, :2].sum((0, 2)), shares[:, 2:].sum(0).flatten()
+
+
+@_attend_back.register_fake
+def _(
+    grad: Tensor,
+    out: Tensor,
+    sums: Tensor,
+    qkv: Tensor,
+    query_weight: Tensor,
+    key_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    width = qkv.shape[2]
+    weights = sums.new_empty(2, width // (3 * sums.shape[1]))
+    return qkv.new_empty(qkv.shape), weights, sums.new_empty(width)

@@ -1,0 +1,347 @@
+# mypy: ignore-errors
+"""Attention for training, from the output of its linear layer, norm and rotation of queries and keys with it:
+one GPU kernel each way.
+
+A program has one head of one sample. On the way back it goes through it twice: for the gradients of queries
+with the queries as rows of every product, then for those of keys and values with the keys as rows. So the
+exponentials and their gradients are always where the next product reads them, in registers, and nothing but
+what each pass reads throughout is in shared memory: two programs fit a multiprocessor. Scores are made twice
+instead: seven products for five.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from driftgen.generators.sampling_kernels import (
+    EPS,
+    SAFE,
+    _angles,
+    _exponentials,
+    _halves,
+    _joined,
+    _turn,
+    _turned,
+    _values,
+)
+
+__all__ = ["attention_backward_kernel", "attention_forward_kernel"]
+
+
+@triton.constexpr_function
+def _block(i, full, block, rest):
+    """Tokens of block i: there are ``full`` blocks, and a last one of ``rest``."""
+    return block if i < full else rest
+
+
+@triton.jit
+def _weights(weight, HALF: tl.constexpr):
+    """The halves of a norm's weight. Read where they are used: kept, they would fill registers."""
+    at = weight + tl.arange(0, HALF)[None, :]
+    return tl.load(at).to(tl.float32), tl.load(at + HALF).to(tl.float32)
+
+
+@triton.jit
+def _attend(
+    qkv, query_weight, key_weight, cos, sin, out, sums, scale,
+    TOKENS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
+    BQ: tl.constexpr, BK: tl.constexpr, REST: tl.constexpr, AHEAD: tl.constexpr, LARGE: tl.constexpr,
+):  # fmt: skip
+    width: tl.constexpr = HEADS * 2 * HALF
+    stride: tl.constexpr = 3 * width
+    full: tl.constexpr = TOKENS // BK
+    wa, wb = _weights(key_weight, HALF)
+    kept = ()
+    for i in tl.static_range(full):
+        key = _turned(qkv + width, wa, wb, cos, sin, i * BK, TOKENS, stride, HALF, BK)
+        value = _values(qkv + 2 * width, i * BK, TOKENS, stride, HALF, BK)
+        kept = kept + (key, value)  # noqa: RUF005 (the kernel language has no unpacking)
+    if REST > 0:
+        last_key = _turned(qkv + width, wa, wb, cos, sin, full * BK, TOKENS, stride, HALF, REST)
+    wa, wb = _weights(query_weight, HALF)
+    if AHEAD:
+        a, b = _halves(qkv, 0, TOKENS, stride, HALF, BQ)
+    for start in range(0, TOKENS, BQ):
+        if not AHEAD:
+            a, b = _halves(qkv, start, TOKENS, stride, HALF, BQ)
+        qa, qb = _turn(a, b, wa, wb, cos, sin, start, TOKENS)
+        query = _joined(qa, qb)
+        if AHEAD:
+            a, b = _halves(qkv, start + BQ, TOKENS, stride, HALF, BQ)
+        total = tl.zeros((BQ, 2 * HALF), tl.float32)
+        weight = tl.zeros((BQ,), tl.float32)
+        most = weight - (float("inf") if LARGE else 0.0)
+        for i in tl.static_range(full):
+            p, most, weight, total = _exponentials(
+                query, kept[2 * i], most, weight, total, i * BK, scale, LARGE, TOKENS, BK
+            )
+            total = tl.dot(p.to(query.dtype), kept[2 * i + 1], total)
+        if REST > 0:
+            p, most, weight, total = _exponentials(
+                query, last_key, most, weight, total, full * BK, scale, LARGE, TOKENS, REST
+            )
+            # Read again each time: kept, a third program would not fit a multiprocessor.
+            last_value = _values(qkv + 2 * width, full * BK, TOKENS, stride, HALF, REST)
+            total = tl.dot(p.to(query.dtype), last_value, total)
+        _put(total * (1.0 / weight)[:, None], out, start, TOKENS, width)
+        t = start + tl.arange(0, BQ)
+        tl.store(sums + t, most + tl.log2(weight), mask=t < TOKENS)
+
+
+@triton.jit
+def attention_forward_kernel(
+    qkv, query_weight, key_weight, cos, sin, out, sums, scale,
+    TOKENS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
+    BQ: tl.constexpr, BK: tl.constexpr, REST: tl.constexpr, AHEAD: tl.constexpr, BOUNDED: tl.constexpr,
+):  # fmt: skip
+    """As the kernel for sampling; and log₂ of the sum of exponentials of each query, to ``sums``
+    ``[B, HEADS, TOKENS]``. With AHEAD, queries are read a block early.
+    """
+    width: tl.constexpr = HEADS * 2 * HALF
+    program = tl.program_id(0).to(tl.int64)
+    sample = program // HEADS
+    head = program % HEADS
+    qkv += sample * (TOKENS * 3 * width) + head * (2 * HALF)
+    out += sample * (TOKENS * width) + head * (2 * HALF)
+    sums += program * TOKENS
+    if BOUNDED:
+        # |q·k| ≤ |q| |k| ≤ head · max |weight of q| · max |weight of k|. Asked once, around everything: a
+        # branch between products makes the compiler wait for every step of them.
+        qa, qb = _weights(query_weight, HALF)
+        ka, kb = _weights(key_weight, HALF)
+        bound = tl.max(tl.maximum(tl.abs(qa), tl.abs(qb))) * tl.max(tl.maximum(tl.abs(ka), tl.abs(kb)))
+        if bound * (2 * HALF) * scale > SAFE:
+            _attend(
+                qkv, query_weight, key_weight, cos, sin, out, sums, scale,
+                TOKENS, HEADS, HALF, BQ, BK, REST, AHEAD, True,
+            )  # fmt: skip
+        else:
+            _attend(
+                qkv, query_weight, key_weight, cos, sin, out, sums, scale,
+                TOKENS, HEADS, HALF, BQ, BK, REST, AHEAD, False,
+            )  # fmt: skip
+    else:
+        _attend(
+            qkv, query_weight, key_weight, cos, sin, out, sums, scale,
+            TOKENS, HEADS, HALF, BQ, BK, REST, AHEAD, True,
+        )  # fmt: skip
+
+
+@triton.jit
+def _numbers(x, start, TOKENS: tl.constexpr, COUNT: tl.constexpr):
+    """Zero beyond the tokens: with queries and gradients that are zero there, so is all that comes of it."""
+    t = start + tl.arange(0, COUNT)
+    return tl.load(x + t, mask=t < TOKENS, other=0.0)
+
+
+@triton.jit
+def _put(values, out, start, TOKENS: tl.constexpr, STRIDE: tl.constexpr):
+    t = start + tl.arange(0, values.shape[0])[:, None]
+    at = out + t * STRIDE + tl.arange(0, values.shape[1])[None, :]
+    tl.store(at, values.to(out.dtype.element_ty), mask=t < TOKENS)
+
+
+@triton.jit
+def _put_halves(a, b, out, start, TOKENS: tl.constexpr, STRIDE: tl.constexpr):
+    _put(a, out, start, TOKENS, STRIDE)
+    _put(b, out + a.shape[1], start, TOKENS, STRIDE)
+
+
+@triton.jit
+def _added(total, x):
+    """Sums over rows, all but those of ``total``: as many as threads have a row of their own in."""
+    LANES: tl.constexpr = total.shape[0]
+    return total + tl.sum(tl.reshape(x, (x.shape[0] // LANES, LANES, x.shape[1])), axis=0)
+
+
+@triton.jit
+def _turned_back(
+    grad, factor, x, out, weight, totals, cos, sin, start, TOKENS: tl.constexpr, STRIDE: tl.constexpr
+):  # fmt: skip
+    """The gradient of queries or keys before norm and rotation, to ``out``; and sums over the tokens so far:
+    of g x̂ and of that gradient, each in halves.
+
+    With g the gradient turned back and x̂ = x r: dw = Σ g x̂, dx = r (g w − x̂ mean(g w x̂)). ``grad``
+    ``[rows, head]`` still wants its factor, and so does the first sum.
+    """
+    ROWS: tl.constexpr = grad.shape[0]
+    HALF: tl.constexpr = grad.shape[1] // 2
+    inside = start + tl.arange(0, ROWS)[:, None] < TOKENS
+    a, b = _halves(x, start, TOKENS, STRIDE, HALF, ROWS)
+    c, s = _angles(cos, sin, start, TOKENS, HALF, ROWS)
+    da, db = tl.split(tl.permute(tl.reshape(grad, (ROWS, 2, HALF)), (0, 2, 1)))
+    # Rows of no token may be anything, and infinite.
+    da, db = tl.where(inside, da, 0.0), tl.where(inside, db, 0.0)
+    a, b = a.to(tl.float32), b.to(tl.float32)
+    r = tl.rsqrt(tl.sum(a * a + b * b, axis=1)[:, None] * (0.5 / HALF) + EPS)
+    a, b = a * r, b * r
+    ga, gb = da * c + db * s, db * c - da * s
+    weight_a, weight_b = _added(totals[0], ga * a), _added(totals[1], gb * b)
+    wa, wb = _weights(weight, HALF)
+    ga, gb = ga * wa, gb * wb
+    mean = tl.sum(ga * a + gb * b, axis=1)[:, None] * (0.5 / HALF)
+    r *= factor
+    ga, gb = r * (ga - a * mean), r * (gb - b * mean)
+    _put_halves(ga, gb, out, start, TOKENS, STRIDE)
+    return weight_a, weight_b, _added(totals[2], ga), _added(totals[3], gb)
+
+
+@triton.jit
+def _share(totals, factor, of_weight, of_bias):
+    """What :func:`_turned_back` has summed, to where a program's shares are."""
+    HALF: tl.constexpr = totals[0].shape[1]
+    j = tl.arange(0, HALF)
+    tl.store(of_weight + j, tl.sum(totals[0], axis=0) * factor)
+    tl.store(of_weight + HALF + j, tl.sum(totals[1], axis=0) * factor)
+    tl.store(of_bias + j, tl.sum(totals[2], axis=0))
+    tl.store(of_bias + HALF + j, tl.sum(totals[3], axis=0))
+
+
+@triton.jit
+def _of_queries(query, grad, key, value, of_query, n, d, scale, first, TOKENS: tl.constexpr):
+    """The gradient of a block of queries, dS k, with what some keys add."""
+    KEYS: tl.constexpr = key.shape[0]
+    s = tl.dot(query, tl.trans(key))
+    dp = tl.dot(grad, tl.trans(value))
+    p = tl.exp2(s * scale - n[:, None])
+    if first + KEYS > TOKENS:
+        # No score of such a key is meant, and its exponential may be infinite.
+        p = tl.where(first + tl.arange(0, KEYS)[None, :] < TOKENS, p, 0.0)
+    ds = p * (dp - d[:, None])
+    return tl.dot(ds.to(query.dtype), key, of_query)
+
+
+@triton.jit
+def _of_keys(key, value, query, grad, of_key, of_value, n, d, scale):
+    """The gradients of a block of keys and values, dSᵀ q and Pᵀ dO, with what some queries add."""
+    s = tl.dot(key, tl.trans(query))
+    dp = tl.dot(value, tl.trans(grad))
+    p = tl.exp2(s * scale - n[None, :])
+    ds = p * (dp - d[None, :])
+    of_value = tl.dot(p.to(key.dtype), grad, of_value)
+    return tl.dot(ds.to(key.dtype), query, of_key), of_value
+
+
+@triton.jit
+def attention_backward_kernel(
+    grad, out, sums, qkv, query_weight, key_weight, cos, sin, grad_qkv, inner, shares, scale, factor,
+    TOKENS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+    BK: tl.constexpr, KEY_REST: tl.constexpr, BQ: tl.constexpr, QUERY_REST: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """From the gradient dO of ``out`` ``[B, TOKENS, HEADS, 2 · HALF]``, the one of ``qkv``
+    ``[B, TOKENS, 3, HEADS, 2 · HALF]``; and shares of the gradients of the norms' two weights, and of that of
+    ``qkv`` summed over the tokens, ``shares`` ``[B, 5, HEADS, 2 · HALF]``.
+
+    With S = q kᵀ, P = 2^(S scale − sums) and D = Σ dO · O of each query, which goes to ``inner``
+    ``[B, HEADS, TOKENS]``: dv = Pᵀ dO, dS = P (dO vᵀ − D), dq = factor · dS k, dk = factor · dSᵀ q, where
+    ``factor`` is 1 / √head and ``scale`` log₂ e times that. Blocks of ROWS tokens go by those kept in shared
+    memory, BK keys (BQ queries) in a block and KEY_REST (QUERY_REST) in the last; with AHEAD they are read a
+    block early. LANES rows of a half, each read in parts of 16 bytes, take all threads.
+    """
+    HEAD: tl.constexpr = 2 * HALF
+    width: tl.constexpr = HEADS * HEAD
+    stride: tl.constexpr = 3 * width
+    key_blocks: tl.constexpr = TOKENS // BK + (KEY_REST > 0)
+    query_blocks: tl.constexpr = TOKENS // BQ + (QUERY_REST > 0)
+    program = tl.program_id(0).to(tl.int64)
+    sample = program // HEADS
+    head = program % HEADS
+    qkv += sample * (TOKENS * stride) + head * HEAD
+    grad_qkv += sample * (TOKENS * stride) + head * HEAD
+    out += sample * (TOKENS * width) + head * HEAD
+    grad += sample * (TOKENS * width) + head * HEAD
+    sums += program * TOKENS
+    inner += program * TOKENS
+    shares += sample * (5 * width) + head * HEAD
+    zero = tl.zeros((LANES, HALF), tl.float32)
+
+    # All that can be read is asked for before any of it is waited for.
+    read = ()
+    for i in tl.static_range(key_blocks):
+        ka, kb = _halves(qkv + width, i * BK, TOKENS, stride, HALF, _block(i, TOKENS // BK, BK, KEY_REST))
+        v = _values(qkv + 2 * width, i * BK, TOKENS, stride, HALF, _block(i, TOKENS // BK, BK, KEY_REST))
+        read = read + (ka, kb, v)  # noqa: RUF005 (the kernel language has no unpacking)
+    kept = ()
+    wa, wb = _weights(key_weight, HALF)
+    for i in tl.static_range(key_blocks):
+        ka, kb = _turn(read[3 * i], read[3 * i + 1], wa, wb, cos, sin, i * BK, TOKENS)
+        # For the second pass, in the place where the gradient of the keys will be.
+        _put_halves(ka, kb, grad_qkv + width, i * BK, TOKENS, stride)
+        kept = kept + (_joined(ka, kb), read[3 * i + 2])  # noqa: RUF005
+    totals = (zero, zero, zero, zero)
+    if AHEAD:
+        a, b = _halves(qkv, 0, TOKENS, stride, HALF, ROWS)
+        ga, gb = _halves(grad, 0, TOKENS, width, HALF, ROWS)
+        oa, ob = _halves(out, 0, TOKENS, width, HALF, ROWS)
+    for start in range(0, TOKENS, ROWS):
+        if not AHEAD:
+            a, b = _halves(qkv, start, TOKENS, stride, HALF, ROWS)
+            ga, gb = _halves(grad, start, TOKENS, width, HALF, ROWS)
+            oa, ob = _halves(out, start, TOKENS, width, HALF, ROWS)
+        # In halves, as all rows of products here: joined, they go to registers. What is only read goes to
+        # shared memory, and products would wait for all that is being read and written.
+        rows = _joined(ga, gb)
+        d = ga.to(tl.float32) * oa.to(tl.float32) + gb.to(tl.float32) * ob.to(tl.float32)
+        d = tl.sum(d, axis=1)
+        n = _numbers(sums, start, TOKENS, ROWS)
+        t = start + tl.arange(0, ROWS)
+        tl.store(inner + t, d, mask=t < TOKENS)
+        wa, wb = _weights(query_weight, HALF)
+        qa, qb = _turn(a, b, wa, wb, cos, sin, start, TOKENS)
+        # For the second pass too; the place of the values' gradient is free until then.
+        _put_halves(qa, qb, grad_qkv + 2 * width, start, TOKENS, stride)
+        query = _joined(qa, qb)
+        if AHEAD:
+            a, b = _halves(qkv, start + ROWS, TOKENS, stride, HALF, ROWS)
+            ga, gb = _halves(grad, start + ROWS, TOKENS, width, HALF, ROWS)
+            oa, ob = _halves(out, start + ROWS, TOKENS, width, HALF, ROWS)
+        of_query = tl.zeros((ROWS, HEAD), tl.float32)
+        for i in tl.static_range(key_blocks):
+            of_query = _of_queries(
+                query, rows, kept[2 * i], kept[2 * i + 1], of_query, n, d, scale, i * BK, TOKENS
+            )
+        totals = _turned_back(
+            of_query, factor, qkv, grad_qkv, query_weight, totals, cos, sin, start, TOKENS, stride
+        )
+    _share(totals, factor, shares, shares + 2 * width)
+
+    # Other threads read what was stored here: queries, keys and D.
+    tl.debug_barrier()
+    taken = ()
+    of_values = tl.zeros((16, HEAD), tl.float32)
+    for i in tl.static_range(query_blocks):
+        q = _values(
+            grad_qkv + 2 * width, i * BQ, TOKENS, stride, HALF, _block(i, TOKENS // BQ, BQ, QUERY_REST)
+        )
+        g = _values(grad, i * BQ, TOKENS, width, HALF, _block(i, TOKENS // BQ, BQ, QUERY_REST))
+        # Weights of a query sum to one: the gradients of all values to those of all results.
+        of_values = _added(of_values, g.to(tl.float32))
+        taken = taken + (q, g)  # noqa: RUF005
+    tl.store(shares + 4 * width + tl.arange(0, HEAD), tl.sum(of_values, axis=0))
+    totals = (zero, zero, zero, zero)
+    if AHEAD:
+        a, b = _halves(grad_qkv + width, 0, TOKENS, stride, HALF, ROWS)
+        va, vb = _halves(qkv + 2 * width, 0, TOKENS, stride, HALF, ROWS)
+    # No values' gradient may be stored before all queries are read.
+    tl.debug_barrier()
+    for start in range(0, TOKENS, ROWS):
+        if not AHEAD:
+            a, b = _halves(grad_qkv + width, start, TOKENS, stride, HALF, ROWS)
+            va, vb = _halves(qkv + 2 * width, start, TOKENS, stride, HALF, ROWS)
+        key, value = _joined(a, b), _joined(va, vb)
+        if AHEAD:
+            a, b = _halves(grad_qkv + width, start + ROWS, TOKENS, stride, HALF, ROWS)
+            va, vb = _halves(qkv + 2 * width, start + ROWS, TOKENS, stride, HALF, ROWS)
+        of_key, of_value = tl.zeros((ROWS, HEAD), tl.float32), tl.zeros((ROWS, HEAD), tl.float32)
+        for i in tl.static_range(query_blocks):
+            of_key, of_value = _of_keys(
+                key, value, taken[2 * i], taken[2 * i + 1], of_key, of_value,
+                _numbers(sums, i * BQ, TOKENS, _block(i, TOKENS // BQ, BQ, QUERY_REST)),
+                _numbers(inner, i * BQ, TOKENS, _block(i, TOKENS // BQ, BQ, QUERY_REST)), scale,
+            )  # fmt: skip
+        _put(of_value, grad_qkv + 2 * width, start, TOKENS, stride)
+        totals = _turned_back(
+            of_key, factor, qkv + width, grad_qkv + width, key_weight, totals, cos, sin, start, TOKENS, stride
+        )
+    _share(totals, factor, shares + width, shares + 3 * width)
