@@ -158,3 +158,11 @@ def test_performance_figures_come_from_results():
         assert line.endswith("| " + " | ".join(f"{x:.0f}" for x in figures) + " |"), line
     for row in load("speed-h200/sampling.json")["rows"]:
         assert f"{1000 * row['seconds']:.3g} ms" in text, row["detail"]
+    first, now = (load(f"speed-cpu/{name}.json")["rows"] for name in ("host-first", "host"))
+    for before, after in zip(first, now, strict=True):
+        assert f"from {1000 * before['seconds']:.3g} to {1000 * after['seconds']:.2g} ms" in " ".join(
+            text.split()
+        )
+    (waits,) = load("speed-cpu/prefetch.json")["rows"]
+    found = [1000 * waits[name] for name in ("waits_seconds", "waits_seconds_without")]
+    assert "waits {:.1f} instead of {:.0f} ms".format(*found) in text
