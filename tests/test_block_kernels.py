@@ -210,8 +210,9 @@ def test_what_is_kept_for_the_backward_pass(compiled):
     kept = kept_tensors(block, inputs)
     assert kept.count(rows * 2 * size) == 1
     assert rows * size not in kept
-    with devices.without_kernels():
-        assert sum(kept) < sum(kept_tensors(block, inputs))
+    if not compiled:  # a compiler would make other things again, too
+        with devices.without_kernels():
+            assert sum(kept) < sum(kept_tensors(block, inputs))
     torch._dynamo.reset()
 
 
