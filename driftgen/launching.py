@@ -34,7 +34,7 @@ class Launch:
     def __call__(self, *tensors: Tensor | None) -> None:
         """Launches it on the current stream of its device."""
         addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-        aligned = not any(address % ALIGNED for address in addresses if address is not None)
+        aligned = not [address for address in addresses if address and address % ALIGNED]
         types = tuple([None if tensor is None else tensor.dtype for tensor in tensors])
         with on(self.device):
             if aligned and types in self._compiled:

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -190,8 +190,7 @@ class DriftingLoss(nn.Module):
                     raise _not_finite(gen, pos, neg, shared=self.settings.process_group is not None)
                 drift = passes.measure_drift()
             tensors = [tensor for bucket in passes.buckets for tensor in bucket.generated]
-            combine = cast(Callable[..., tuple[Tensor, Tensor]], _Combine.apply)
-            loss, per_group = combine(passes, *tensors)
+            loss, per_group = _Combine.apply(passes, *tensors)  # type: ignore[no-untyped-call]
         if isinstance(generated, Tensor):
             return LossOutput(loss, per_group, drift[0], scale[0])
         return LossOutput(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -91,7 +91,8 @@ def frozen_conv(conv: nn.Conv2d, x: Tensor, kept: CastWeight) -> Tensor:
     weight, x = kept(conv.weight, dtype), x.to(dtype)
     shape = conv.stride, conv.padding, conv.dilation, conv.groups
     if x.requires_grad and torch.is_grad_enabled():
-        return cast(Callable[..., Tensor], _FrozenConv.apply)(x, weight, shape)
+        found: Tensor = _FrozenConv.apply(x, weight, shape)  # type: ignore[no-untyped-call]
+        return found
     return _convolved(x, weight, shape)
 
 

@@ -4,8 +4,7 @@ which maps they cover. PyTorch does the same for all others."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -38,8 +37,8 @@ def group_norm(
     and variance over the locations and channels of each of the groups, in float32. y has the type of x.
     """
     if covers(x, groups, weight, bias, other):
-        apply = cast(Callable[..., Tensor], _GroupNorm.apply)
-        return apply(x, groups, weight, bias, eps, other, relu)
+        found: Tensor = _GroupNorm.apply(x, groups, weight, bias, eps, other, relu)  # type: ignore[no-untyped-call]
+        return found
     wide = torch.promote_types(x.dtype, torch.float32)
     y = F.group_norm(x.to(wide), groups, weight.to(wide), bias.to(wide), eps).to(x.dtype)
     if other is not None:

@@ -100,6 +100,11 @@ class Shape:
     def all_vectors(self) -> int:
         return sum(self.vectors)
 
+    @functools.cached_property
+    def first(self) -> list[int]:
+        """The number of each feature's first vector."""
+        return [0, *itertools.accumulate(self.vectors)][:-1]
+
     @property
     def problems(self) -> int:
         return self.groups * self.all_vectors
@@ -112,8 +117,7 @@ class Shape:
         origin, size, none = sets[0][0].data_ptr(), self.dtype.itemsize, [0] * len(self.features)
         away = [[(t.data_ptr() - origin) // size for t in tensors] or none for tensors in sets]
         apart = [[t.stride(0) // self.width for t in tensors] or none for tensors in sets[:3]]
-        first = [0, *itertools.accumulate(self.vectors)][:-1]
-        rows = zip(*away, self.vectors, first, *apart, self.features, strict=True)
+        rows = zip(*away, self.vectors, self.first, *apart, self.features, strict=True)
         return _on_device(tuple(rows), device)
 
     def kept(self, temperatures: int) -> int:
