@@ -100,6 +100,7 @@ def compare(gen, pos, neg, exact, weights=None, **options):
     assert error(out.scale, scale) < ALLOWED[dtype]
     assert error(out.drift, drift) < ALLOWED[dtype]
     assert error(out.per_group, per_group) < ALLOWED[dtype]
+    assert error(out.loss, np.mean(per_group)) < ALLOWED[dtype]
     # Of a few numbers, writing them in 16 bits alone may cost more.
     rounded = (torch.tensor(wanted) * LIFT / groups).to(dtype).double() / LIFT
     assert error(gradient * groups, wanted) < max(ALLOWED[dtype], 1.2 * error(rounded * groups, wanted))
@@ -157,6 +158,12 @@ def test_wide(width, dtype, launches):
 def test_largest_sizes(sizes, dtype, launches):
     gen, neg, pos = samples("random", sizes, 70, dtype=dtype)
     compare(gen, pos, neg if sizes[1] else None, twin.release_loss)
+    assert len(launches) == 3
+
+
+def test_a_single_group(launches):
+    gen, neg, pos = samples("random", (10, 1, 3), 40, groups=1)
+    compare(gen, pos, neg, twin.release_loss)
     assert len(launches) == 3
 
 
@@ -373,6 +380,12 @@ def test_what_is_covered(change, covered):
         {"": torch.zeros(1, n, 1, 8, dtype=t, device=DEVICE)} for n, t in zip(sizes, types, strict=True)
     )
     assert covers(dg.DriftingLoss(**change).settings, buckets_by_width(gen, pos, neg)) is covered
+
+
+@pytest.mark.parametrize(("vectors", "covered"), [(2**22 - 1, True), (2**22, False)])
+def test_a_group_is_counted_in_32_bits(vectors, covered):
+    large = {"": torch.zeros(1, device=DEVICE).expand(2, 64, vectors, 8)}
+    assert covers(dg.DriftingLoss().settings, buckets_by_width(large, large, None)) is covered
 
 
 def test_a_cpu_is_not_covered(monkeypatch):

@@ -168,15 +168,17 @@ def test_plain_loss_is_algorithm_1(convention):
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.sampled_from([0.1, 7.0, 1e4]), st.sampled_from(["release", "paper"]), st.integers(0, 2**31))
+@given(st.sampled_from([2**-3, 2**3, 2**13]), st.sampled_from(["release", "paper"]), st.integers(0, 2**31))
 def test_feature_scale_does_not_matter(scale, convention, seed):
+    """By powers of two, which round nothing. The release keeps samples 1e-4 apart, whatever their scale."""
     gen, pos = samples(2, 6, 4, seed=seed), samples(2, 5, 4, seed=seed + 1)
     loss = dg.DriftingLoss(convention=convention)
     a, b = results(loss, gen, pos), results(loss, gen * scale, pos * scale)
-    assert deviation(b[0], a[0]) <= 1e-4
-    assert deviation(b[1], a[1] * scale) <= 1e-4
-    assert deviation(b[2], a[2]) <= 1e-4
-    assert deviation(b[3] * scale, a[3]) <= 1e-4
+    allowed = 2e-4 if convention == "release" else 0
+    assert deviation(b[0], a[0]) <= allowed
+    assert deviation(b[1], a[1] * scale) <= allowed
+    assert deviation(b[2], a[2]) <= allowed
+    assert deviation(b[3] * scale, a[3]) <= allowed
 
 
 def test_normalised_loss_is_flat_while_drift_tells():
@@ -300,3 +302,14 @@ def test_samples_without_weight_may_be_the_nearest_of_all():
     assert out.loss.isfinite()
     torch.testing.assert_close(out.scale, alone.scale)
     torch.testing.assert_close(out.drift, alone.drift)
+
+
+def test_autocast_changes_nothing():
+    gen, pos, neg, _ = golden_inputs("c00")
+    gen.requires_grad_()
+    found = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            out = dg.DriftingLoss()(gen, pos, neg)
+        found.append([out.loss, out.per_group, *torch.autograd.grad(out.loss, gen)])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
