@@ -15,10 +15,9 @@ from torch.autograd.function import once_differentiable
 
 from driftgen.errors import InputError, NotFiniteError, unknown_name
 from driftgen.field import check_factor, check_temperature, check_weight
-from driftgen.fused import FusedPasses
 from driftgen.kernels import Kernel, get_kernel, laplace
 from driftgen.normalization import Normalization, both, get_normalization
-from driftgen.passes import Passes, start_passes
+from driftgen.passes import AnyPasses, start_passes
 from driftgen.problems import Samples, as_features, buckets_by_width
 from driftgen.settings import PAPER_GUARDS, RELEASE_GUARDS, Settings, Statistics
 
@@ -212,7 +211,7 @@ class _Combine(torch.autograd.Function):
     """The last pass, as an operation with a known gradient: −2 Ṽ / (count · S) times that of the loss."""
 
     @staticmethod
-    def forward(ctx: Any, passes: Passes | FusedPasses, *generated: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, passes: AnyPasses, *generated: Tensor) -> tuple[Tensor, Tensor]:
         loss, (per_group, ctx.gradient, saved) = passes.combine()
         ctx.all_groups, ctx.groups = passes.all_groups, len(per_group)
         ctx.save_for_backward(*saved)

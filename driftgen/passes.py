@@ -13,12 +13,12 @@ from driftgen.fused import FusedEngine, FusedPasses, covers
 from driftgen.problems import Bucket
 from driftgen.settings import Engine, Finished, Settings, Statistics
 
-__all__ = ["Passes", "start_passes"]
+__all__ = ["AnyPasses", "Passes", "start_passes"]
 
 
 def start_passes(
     settings: Settings, buckets: list[Bucket], weight: Tensor | None, given: Statistics | None, gradient: bool
-) -> Passes | FusedPasses:
+) -> AnyPasses:
     """The passes of one call; see :class:`Passes`. GPU kernels do the work where they cover it."""
     fused = covers(settings, buckets)
     if fused and settings.process_group is None and given is None:
@@ -117,3 +117,6 @@ class Passes:
 def _guard(value: Tensor, least: float, or_else: float = 1.0) -> Tensor:
     """At least ``least``; without such a bound, ``or_else`` in place of 0, so that 0/0 becomes 0."""
     return value.clamp(min=least) if least > 0 else torch.where(value > 0, value, or_else)
+
+
+AnyPasses = Passes | FusedPasses

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from driftgen import devices
 from driftgen.features import ResNetMAE, frozen_conv
-from driftgen.features.resnet_mae import _Conv
+from driftgen.features.resnet_layers import Conv
 from tests.interpreter import DEVICE, _kernels_everywhere  # noqa: F401
 
 CHANNELS_LAST = torch.channels_last
@@ -16,7 +16,7 @@ CHANNELS_LAST = torch.channels_last
 
 def conv_of(*sizes, dtype=torch.float32, **options):
     """A frozen convolution, and a map for it."""
-    conv = _Conv(*sizes, **options).to(DEVICE, dtype, memory_format=CHANNELS_LAST).requires_grad_(False)
+    conv = Conv(*sizes, **options).to(DEVICE, dtype, memory_format=CHANNELS_LAST).requires_grad_(False)
     return conv, images(sizes[0], dtype=dtype)
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from driftgen import devices
 from driftgen.features import ResNetMAE
 from driftgen.features.group_norm import covers, group_norm
-from driftgen.features.resnet_mae import _Norm
+from driftgen.features.resnet_layers import Norm
 from tests.interpreter import DEVICE, _bfloat16_on_the_cpu, _kernels_everywhere  # noqa: F401
 
 
@@ -141,7 +141,7 @@ def test_an_encoder_is_the_same_with_kernels_and_without(monkeypatch):
     mae = ResNetMAE(3, 8, (1, 2), decoder=False).to(DEVICE).requires_grad_(False)
     mae.to(memory_format=torch.channels_last)
     for module in mae.modules():
-        if isinstance(module, _Norm):
+        if isinstance(module, Norm):
             torch.nn.init.normal_(module.weight, 1, 0.3)
             torch.nn.init.normal_(module.bias, 0, 0.3)
     found = []

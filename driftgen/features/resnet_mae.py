@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from driftgen.compiling import compile_blocks
 from driftgen.devices import has_kernels
 from driftgen.errors import InputError, unknown_name
-from driftgen.features import frozen_conv
-from driftgen.features.group_norm import group_norm
 from driftgen.features.pyramid import at_least_float32, feature_pyramid, patch_statistics
+from driftgen.features.resnet_layers import Block, ConvNormReLU, Decoder, Encoder, Norm, norm_groups
 
 __all__ = ["MAEOutput", "ResNetMAE"]
 
@@ -106,8 +105,8 @@ class ResNetMAE(nn.Module):
         self.num_classes = num_classes
         channels = in_channels * patchify**2
         widths = [base_channels * 2**i for i in range(len(blocks))]
-        self.encoder = _Encoder(channels, widths, self.blocks)
-        self.decoder = _Decoder(widths, channels) if decoder else None
+        self.encoder = Encoder(channels, widths, self.blocks)
+        self.decoder = Decoder(widths, channels) if decoder else None
         self.classifier = None if num_classes is None else nn.Linear(widths[-1], num_classes)
         self.reset_parameters()
 
@@ -171,7 +170,7 @@ class ResNetMAE(nn.Module):
                 f"x is {h}x{w} pixels: {len(self.blocks)} stages need at least {least * p}x{least * p}, "
                 "give blocks fewer entries or patchify a smaller value"
             )
-        groups = _groups(least * self.base_channels)
+        groups = norm_groups(least * self.base_channels)
         if least * self.base_channels == groups and max(h, w) <= least * p:
             raise InputError(
                 f"x is {h}x{w} pixels: with base_channels={self.base_channels} every group of the last stage "
@@ -233,7 +232,7 @@ class ResNetMAE(nn.Module):
         """
         trained = any(p.requires_grad for p in self.encoder.parameters())
         if trained or not has_kernels(self.encoder.conv1.weight.device):
-            compile_blocks(self, _Block, _Norm, _ConvNormReLU)
+            compile_blocks(self, Block, Norm, ConvNormReLU)
         self._statistics = torch.compile(patch_statistics)
 
     def sample_mask(
@@ -334,125 +333,3 @@ class ResNetMAE(nn.Module):
 def _check_every(every_k_block: int) -> None:
     if every_k_block < 0:
         raise InputError(f"every_k_block={every_k_block} must be at least 0 (0: no block outputs)")
-
-
-def _groups(channels: int) -> int:
-    """Normalisation groups: the release's 32, or as many as there are channels if fewer."""
-    # The release fails where 32 does not divide; the largest number that does is ours.
-    return channels if channels < 32 else math.gcd(32, channels)
-
-
-class _Norm(nn.GroupNorm):
-    """GroupNorm with float32 statistics whose output has the type of its input, under autocast too."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__(_groups(channels), channels, eps=1e-6)
-
-    def forward(self, x: Tensor, other: Tensor | None = None, relu: bool = False) -> Tensor:
-        """Normalised; with another map added, and cut off at 0, if asked for."""
-        return group_norm(x, self.num_groups, self.weight, self.bias, self.eps, other, relu)
-
-
-class _Conv(nn.Conv2d):
-    """A convolution without bias, padded by half its kernel: ⌈size / stride⌉ pixels come out."""
-
-    def __init__(self, inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> None:
-        super().__init__(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
-        self._cast = frozen_conv.CastWeight()
-
-    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> _Conv:
-        self._cast.clear()
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        return self
-
-    def forward(self, x: Tensor) -> Tensor:
-        if frozen_conv.covers(self, x):
-            return frozen_conv.frozen_conv(self, x, self._cast)
-        return super().forward(x)
-
-
-class _Block(nn.Module):
-    """A basic residual block: two 3×3 convolutions, and a projection where the shape changes."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.conv1, self.gn1 = _Conv(inputs, outputs, stride=stride), _Norm(outputs)
-        self.conv2, self.gn2 = _Conv(outputs, outputs), _Norm(outputs)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride > 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(_Conv(inputs, outputs, 1, stride), _Norm(outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.gn1(self.conv1(x), relu=True)
-        out: Tensor = self.gn2(self.conv2(y), self.shortcut(x), relu=True)
-        return out
-
-
-class _Encoder(nn.Module):
-    def __init__(self, channels: int, widths: Sequence[int], blocks: Sequence[int]) -> None:
-        super().__init__()
-        self.conv1, self.gn1 = _Conv(channels, widths[0]), _Norm(widths[0])
-        self.stages = nn.ModuleList()
-        inputs = widths[0]
-        for i, (width, count) in enumerate(zip(widths, blocks, strict=True)):
-            first = _Block(inputs, width, stride=1 if i == 0 else 2)
-            self.stages.append(nn.ModuleList([first, *(_Block(width, width, 1) for _ in range(count - 1))]))
-            inputs = width
-        self.norms = nn.ModuleList(_Norm(width) for width in widths)
-
-    def forward(self, x: Tensor, every_k_block: int) -> dict[str, Tensor]:
-        x = self.gn1(self.conv1(x), relu=True)
-        maps, inner = {"conv1": x}, {}
-        for i, (stage, norm) in enumerate(zip(self.stages, self.norms, strict=True), start=1):
-            assert isinstance(stage, nn.ModuleList)
-            for k, block in enumerate(stage, start=1):
-                x = block(x)
-                if every_k_block and k % every_k_block == 0:
-                    inner[f"layer{i}_blk{k}"] = x
-            # The normalised map, not the block's output, also feeds the next stage and the decoder.
-            maps[f"layer{i}"] = x = norm(x)
-        return maps | inner
-
-
-class _ConvNormReLU(nn.Module):
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.conv, self.gn = _Conv(inputs, outputs), _Norm(outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.gn(self.conv(x), relu=True)
-        return out
-
-
-class _Up(nn.Module):
-    """Bilinear upsampling to the size of the skip connection, concatenation, GN, two convolutions."""
-
-    def __init__(self, inputs: int, skip: int) -> None:
-        super().__init__()
-        self.norm = _Norm(inputs + skip)
-        self.proj, self.refine = _ConvNormReLU(inputs + skip, skip), _ConvNormReLU(skip, skip)
-
-    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
-        if x.shape[-2:] != skip.shape[-2:]:
-            x = F.interpolate(x, size=skip.shape[-2:], mode="bilinear", align_corners=False)
-        x = self.norm(torch.cat([x, skip], dim=1))
-        result: Tensor = self.refine(self.proj(x))
-        return result
-
-
-class _Decoder(nn.Module):
-    """From the last stage's map through all earlier ones to the (patchified) input."""
-
-    def __init__(self, widths: Sequence[int], channels: int) -> None:
-        super().__init__()
-        skips = [widths[0], *widths]
-        self.bridge = _ConvNormReLU(skips[-1], skips[-1])
-        self.ups = nn.ModuleList(_Up(i, s) for i, s in zip(skips[:0:-1], skips[-2::-1], strict=True))
-        self.head = nn.Conv2d(widths[0], channels, 1)
-
-    def forward(self, skips: Sequence[Tensor]) -> Tensor:
-        x = self.bridge(skips[-1])
-        for up, skip in zip(self.ups, reversed(skips[:-1]), strict=True):
-            x = up(x, skip)
-        result: Tensor = self.head(x)
-        return result

@@ -1,0 +1,141 @@
+"""The layers of the ResNet-style masked autoencoder (appendix "Implementation of ResNet-style MAE")."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from driftgen.features import frozen_conv
+from driftgen.features.group_norm import group_norm
+
+__all__ = ["Block", "Conv", "ConvNormReLU", "Decoder", "Encoder", "Norm", "Up", "norm_groups"]
+
+
+def norm_groups(channels: int) -> int:
+    """Normalisation groups: the release's 32, or as many as there are channels if fewer."""
+    # The release fails where 32 does not divide; the largest number that does is ours.
+    return channels if channels < 32 else math.gcd(32, channels)
+
+
+class Norm(nn.GroupNorm):
+    """GroupNorm with float32 statistics whose output has the type of its input, under autocast too."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(norm_groups(channels), channels, eps=1e-6)
+
+    def forward(self, x: Tensor, other: Tensor | None = None, relu: bool = False) -> Tensor:
+        """Normalised; with another map added, and cut off at 0, if asked for."""
+        return group_norm(x, self.num_groups, self.weight, self.bias, self.eps, other, relu)
+
+
+class Conv(nn.Conv2d):
+    """A convolution without bias, padded by half its kernel: ⌈size / stride⌉ pixels come out."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> None:
+        super().__init__(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+        self._cast = frozen_conv.CastWeight()
+
+    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> Conv:
+        self._cast.clear()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        if frozen_conv.covers(self, x):
+            return frozen_conv.frozen_conv(self, x, self._cast)
+        return super().forward(x)
+
+
+class Block(nn.Module):
+    """A basic residual block: two 3×3 convolutions, and a projection where the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.gn1 = Conv(inputs, outputs, stride=stride), Norm(outputs)
+        self.conv2, self.gn2 = Conv(outputs, outputs), Norm(outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride > 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(Conv(inputs, outputs, 1, stride), Norm(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.gn1(self.conv1(x), relu=True)
+        out: Tensor = self.gn2(self.conv2(y), self.shortcut(x), relu=True)
+        return out
+
+
+class Encoder(nn.Module):
+    """From the (patchified) input to the maps of all stages, and of every k-th block."""
+
+    def __init__(self, channels: int, widths: Sequence[int], blocks: Sequence[int]) -> None:
+        super().__init__()
+        self.conv1, self.gn1 = Conv(channels, widths[0]), Norm(widths[0])
+        self.stages = nn.ModuleList()
+        inputs = widths[0]
+        for i, (width, count) in enumerate(zip(widths, blocks, strict=True)):
+            first = Block(inputs, width, stride=1 if i == 0 else 2)
+            self.stages.append(nn.ModuleList([first, *(Block(width, width, 1) for _ in range(count - 1))]))
+            inputs = width
+        self.norms = nn.ModuleList(Norm(width) for width in widths)
+
+    def forward(self, x: Tensor, every_k_block: int) -> dict[str, Tensor]:
+        x = self.gn1(self.conv1(x), relu=True)
+        maps, inner = {"conv1": x}, {}
+        for i, (stage, norm) in enumerate(zip(self.stages, self.norms, strict=True), start=1):
+            assert isinstance(stage, nn.ModuleList)
+            for k, block in enumerate(stage, start=1):
+                x = block(x)
+                if every_k_block and k % every_k_block == 0:
+                    inner[f"layer{i}_blk{k}"] = x
+            # The normalised map, not the block's output, also feeds the next stage and the decoder.
+            maps[f"layer{i}"] = x = norm(x)
+        return maps | inner
+
+
+class ConvNormReLU(nn.Module):
+    """A 3×3 convolution, GN, ReLU."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.conv, self.gn = Conv(inputs, outputs), Norm(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.gn(self.conv(x), relu=True)
+        return out
+
+
+class Up(nn.Module):
+    """Bilinear upsampling to the size of the skip connection, concatenation, GN, two convolutions."""
+
+    def __init__(self, inputs: int, skip: int) -> None:
+        super().__init__()
+        self.norm = Norm(inputs + skip)
+        self.proj, self.refine = ConvNormReLU(inputs + skip, skip), ConvNormReLU(skip, skip)
+
+    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+        if x.shape[-2:] != skip.shape[-2:]:
+            x = F.interpolate(x, size=skip.shape[-2:], mode="bilinear", align_corners=False)
+        x = self.norm(torch.cat([x, skip], dim=1))
+        result: Tensor = self.refine(self.proj(x))
+        return result
+
+
+class Decoder(nn.Module):
+    """From the last stage's map through all earlier ones to the (patchified) input."""
+
+    def __init__(self, widths: Sequence[int], channels: int) -> None:
+        super().__init__()
+        skips = [widths[0], *widths]
+        self.bridge = ConvNormReLU(skips[-1], skips[-1])
+        self.ups = nn.ModuleList(Up(i, s) for i, s in zip(skips[:0:-1], skips[-2::-1], strict=True))
+        self.head = nn.Conv2d(widths[0], channels, 1)
+
+    def forward(self, skips: Sequence[Tensor]) -> Tensor:
+        x = self.bridge(skips[-1])
+        for up, skip in zip(self.ups, reversed(skips[:-1]), strict=True):
+            x = up(x, skip)
+        result: Tensor = self.head(x)
+        return result
