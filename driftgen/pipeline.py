@@ -6,6 +6,7 @@ import functools
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -133,7 +134,8 @@ class DriftPipeline:
     def to(self, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> DriftPipeline:
         """Moves the generator (and the tokenizer, which keeps its number type) and returns the pipeline."""
         try:
-            self.generator.to(device=device, dtype=dtype)
+            with _new_parameters() if self._compiled is not None else nullcontext():
+                self.generator.to(device=device, dtype=dtype)
             if isinstance(self._tokenizer, nn.Module):
                 self._tokenizer.to(device=device)
         except (RuntimeError, AssertionError) as error:
@@ -348,6 +350,19 @@ def find_model(source: str) -> Path:
 def _evaluate(generator: Generator, gaussian: Tensor, style: Tensor, labels: Tensor, alpha: Tensor) -> Tensor:
     with fixed_sizes():
         return generator(Noise(gaussian, style), labels, alpha).float()
+
+
+@contextmanager
+def _new_parameters() -> Iterator[None]:
+    """A conversion makes new parameters instead of changing those that are there, which PyTorch 2.11 takes
+    for unchanged: compiled code would go on with their former type.
+    """
+    before = torch.__future__.get_overwrite_module_params_on_conversion()
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        yield
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(before)
 
 
 def _size(count: int, most: int) -> int:

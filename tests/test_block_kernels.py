@@ -154,6 +154,7 @@ def test_biases_need_no_sums_of_their_own():
         out.backward(upstream)
     rows = 3 * 40
     summed = [e.input_shapes[0] for e in profile.events() if e.name == "aten::sum" and e.input_shapes]
+    summed = [shape for shape in summed if len(shape) < 4]  # PyTorch's attention sums over the heads' numbers
     assert summed
     assert all(torch.Size(shape).numel() < rows * 48 for shape in summed)
 

@@ -129,7 +129,7 @@ def changed_by_training(conv):
 
 def changed_by_rounding(conv):
     """The second conversion may find memory at the address of the first weight."""
-    conv.half().float()
+    conv.to(torch.float8_e5m2).float()  # fewer digits than TF32 and bfloat16 have
 
 
 @pytest.mark.parametrize(

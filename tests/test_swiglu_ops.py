@@ -147,7 +147,7 @@ def test_the_layer(dtype):
 
 
 def test_the_names_of_the_weights_stay():
-    layer = SwiGLU(16, 32)
-    layer.branch_and_bias(draw(1, 2, 16).cpu())
+    layer = SwiGLU(16, 32).to(DEVICE)
+    layer.branch_and_bias(draw(1, 2, 16))
     names = {f"{part}.{kind}" for part in ("gate", "value", "output") for kind in ("weight", "bias")}
     assert layer.state_dict().keys() == names

@@ -381,13 +381,15 @@ _TABLES: dict[tuple[int, int, torch.device], tuple[Tensor, Tensor]] = {}
 
 def kept_rope_tables(tokens: int, head: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """:func:`rope_tables`, computed once. They are never dropped: CUDA graphs may read them."""
-    found = None if _is_traced() else _TABLES.get((tokens, head, device))
+    if _is_traced():
+        return rope_tables(tokens, head, device)
+    found = _TABLES.get((tokens, head, device))
     if found is not None:
         return found
     with torch.inference_mode(False):  # or training could not use what sampling computed
         cos, sin = rope_tables(tokens, head, device)
     capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if device.type in ("cpu", "cuda") and not capturing and not _is_traced():
+    if device.type in ("cpu", "cuda") and not capturing:
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # other streams are going to read them
         _TABLES[tokens, head, device] = cos, sin
