@@ -2,9 +2,10 @@
 """The residual stream between two branches of a block, one GPU kernel each way: the branch before is added
 through its gate, and what the next branch reads is normalised and modulated.
 
-A program has some tokens of one sample, ROWS of them at a time, all numbers of a token in registers. What a
-sample's tokens share is loaded once; on the way back its gradients are summed in registers, and written once
-for each program, so that the sums do not depend on the order in which programs end.
+A program has some tokens of one sample, ROWS of them at a time, all numbers of a token in registers, while
+those that follow are being read (STAGES: how often ROWS are under way). What a sample's tokens share is
+loaded once; on the way back its gradients are summed in registers, and written once for each program, so that
+the sums do not depend on the order in which programs end.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def _rows(tensor, at, inside):
 def forward_kernel(
     x, branch, gate, weight, scale, shift, total, normed,
     x_by_sample, gate_by_sample, scale_by_sample, shift_by_sample, tokens, chunk,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
     GATED: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
     """total = x + gate · branch where GATED, normed = total / √(mean total² + ε) · weight · (1 + scale) +
@@ -62,7 +63,7 @@ def forward_kernel(
         factor *= 1.0 + _modulation(scale + sample * scale_by_sample, column, within, stream)
         offset = _modulation(shift + sample * shift_by_sample, column, within, stream)
         normed += here
-    for row in range(start, end, ROWS):
+    for row in tl.range(start, end, ROWS, num_stages=STAGES):
         r = row + tl.arange(0, ROWS)
         inside = (r < end)[:, None] & within[None, :]
         at = r[:, None] * WIDTH + column[None, :]
@@ -81,7 +82,7 @@ def forward_kernel(
 def backward_kernel(
     grad_total, grad_normed, total, branch, gate, weight, scale, grad_x, grad_branch, sums,
     total_by_sample, gate_by_sample, scale_by_sample, tokens, chunk,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
     STREAM: tl.constexpr, GATED: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
     """The gradients of what ``forward_kernel`` read; STREAM where ``total`` has a gradient of its own.
@@ -110,7 +111,7 @@ def backward_kernel(
         grad_branch += here
         g = _modulation(gate + sample * gate_by_sample, column, within, grad_total.dtype.element_ty)
         by_gate, by_total = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
-    for row in range(start, end, ROWS):
+    for row in tl.range(start, end, ROWS, num_stages=STAGES):
         r = row + tl.arange(0, ROWS)
         inside = (r < end)[:, None] & within[None, :]
         at = r[:, None] * WIDTH + column[None, :]

@@ -19,7 +19,7 @@ __all__ = ["swiglu_output"]
 
 COLUMNS = 1024  # of a program, at most
 ROWS = 4  # of a program, on the way forward
-ROWS_BACK = 2  # under way at a time, on the way back
+ROWS_BACK = 4  # under way at a time, on the way back
 CHUNKS = 1024  # of rows, on the way back, if there are so many: each leaves one row of sums
 LEAST_CHUNK = 16
 
