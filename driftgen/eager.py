@@ -39,8 +39,8 @@ class _Drift:
     features: list[tuple[int, torch.dtype]]  # vectors and type of each
 
     def gradients(self, upstream: Tensor) -> list[Tensor]:
-        """The gradient to each generated feature, times ``upstream`` of each group."""
-        gradient = self.values * (upstream[:, None] * self.factor)[:, None, :, None]
+        """The gradient to each generated feature, times ``upstream`` of all groups or of each."""
+        gradient = self.values * (upstream.reshape(-1, 1) * self.factor)[:, None, :, None]
         parts = gradient.to(self.values.dtype).split([vectors for vectors, _ in self.features], dim=2)
         return [part.to(dtype) for part, (_, dtype) in zip(parts, self.features, strict=True)]
 

@@ -166,7 +166,10 @@ class DriftingLoss(nn.Module):
         ``drift`` are this part's shares, which add up over all parts, and so do gradients. ``scale`` is this
         part's own.
         """
-        gen, pos, neg = as_features(generated, positives, negatives)
+        # As a view it would have a gradient of its own to go through.
+        gen, pos, neg = as_features(
+            generated.detach() if isinstance(generated, Tensor) else generated, positives, negatives
+        )
         names = list(gen)
         first = gen[names[0]]
         groups, n = first.shape[:2]
@@ -177,18 +180,19 @@ class DriftingLoss(nn.Module):
             ("negative_weight", negative_weight, 0 if neg is None else neg[names[0]].shape[1]),
             ("positive_weight", positive_weight, pos[names[0]].shape[1]),
         )
-        wants_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in gen.values())
+        buckets = buckets_by_width(gen, pos, neg)
+        if isinstance(generated, Tensor):
+            tensors = [generated]
+        else:
+            tensors = [tensor for bucket in buckets for tensor in bucket.generated]
+        wants_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         with _without_autocast(first.device.type):
-            with torch.no_grad():
-                passes = start_passes(
-                    self.settings, buckets_by_width(gen, pos, neg), weight, statistics, wants_gradient
-                )
-                scale = passes.measure_scale()
-                # A look at the value would stall a GPU's queue; there a NaN shows in scale and loss.
-                if scale.device.type == "cpu" and not scale.isfinite().all():
-                    raise _not_finite(gen, pos, neg, shared=self.settings.process_group is not None)
-                drift = passes.measure_drift()
-            tensors = [tensor for bucket in passes.buckets for tensor in bucket.generated]
+            passes = start_passes(self.settings, buckets, weight, statistics, wants_gradient)
+            scale = passes.measure_scale()
+            # A look at the value would stall a GPU's queue; there a NaN shows in scale and loss.
+            if scale.device.type == "cpu" and not scale.isfinite().all():
+                raise _not_finite(gen, pos, neg, shared=self.settings.process_group is not None)
+            drift = passes.measure_drift()
             loss, per_group = _Combine.apply(passes, *tensors)  # type: ignore[no-untyped-call]
         if isinstance(generated, Tensor):
             return LossOutput(loss, per_group, drift[0], scale[0])
@@ -213,7 +217,7 @@ class _Combine(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, passes: AnyPasses, *generated: Tensor) -> tuple[Tensor, Tensor]:
         loss, (per_group, ctx.gradient, saved) = passes.combine()
-        ctx.all_groups, ctx.groups = passes.all_groups, len(per_group)
+        ctx.all_groups, ctx.shapes = passes.all_groups, [tensor.shape for tensor in generated]
         ctx.save_for_backward(*saved)
         ctx.set_materialize_grads(False)
         return loss, per_group.float()
@@ -223,8 +227,9 @@ class _Combine(torch.autograd.Function):
     def backward(ctx: Any, loss: Tensor | None, per_group: Tensor | None) -> tuple[Tensor | None, ...]:
         upstream = None if per_group is None else per_group * ctx.all_groups
         if loss is not None:
-            upstream = loss.expand(ctx.groups) if upstream is None else upstream + loss
-        return (None, *ctx.gradient.read(upstream, ctx.saved_tensors))
+            upstream = loss if upstream is None else upstream + loss
+        gradients = ctx.gradient.read(upstream, ctx.saved_tensors)
+        return (None, *[each.view(shape) for each, shape in zip(gradients, ctx.shapes, strict=True)])
 
 
 def _join_weights(groups: int, device: torch.device, *parts: tuple[str, Tensor | None, int]) -> Tensor | None:

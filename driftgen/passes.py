@@ -23,8 +23,9 @@ def start_passes(
     fused = covers(settings, buckets)
     if fused and settings.process_group is None and given is None:
         return FusedPasses(settings, buckets, weight, gradient)
-    engine = (FusedEngine if fused else EagerEngine)(settings, buckets, weight, gradient)
-    return Passes(settings, buckets, weight, given, engine)
+    with torch.no_grad():
+        engine = (FusedEngine if fused else EagerEngine)(settings, buckets, weight, gradient)
+        return Passes(settings, buckets, weight, given, engine)
 
 
 class Passes:
@@ -52,6 +53,7 @@ class Passes:
         self.vectors, self.widths = table.to(self.device, non_blocking=True).unbind(1)
         self.engine = engine
 
+    @torch.no_grad()
     def measure_scale(self) -> Tensor:
         """First pass and collective: the mean distance of each feature, E_x E_y ‖φ(x) − φ(y)‖, weighted over
         y.
@@ -76,6 +78,7 @@ class Passes:
             self.kernel_unit = self.unit = torch.ones_like(scale)
         return scale.float()
 
+    @torch.no_grad()
     def measure_drift(self) -> Tensor:
         """Second pass and collective: E[‖V_τ‖² / D] of each feature and temperature, ``[features, R]``.
 

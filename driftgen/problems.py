@@ -143,19 +143,20 @@ def as_features(
         given["negatives"] = negatives
     sets = {name: _as_feature_set(name, samples) for name, samples in given.items()}
     reference = sets["generated"]
+    first = next(iter(reference.values()))
+    groups, device = len(first), first.device
     for argument, features in sets.items():
         if isinstance(given[argument], Tensor) != isinstance(generated, Tensor):
             raise InputError(f"{argument} must be of the same kind as generated: tensors, or feature sets")
         if features.keys() != reference.keys():
             names = ", ".join(sorted(features.keys() ^ reference.keys())[:5])
             raise InputError(f"{argument} and generated do not hold the same features: {names}")
-        first = next(iter(reference.values()))
         samples = next(iter(features.values())).shape[1]
         for name, tensor in features.items():
-            expected = first.shape[0], samples, *reference[name].shape[2:]
-            if tensor.shape != expected or tensor.device != first.device:
+            expected = (groups, samples, *reference[name].shape[2:])
+            if tensor.shape != expected or tensor.device != device:
                 where = f"{argument}[{name!r}]" if name else argument
-                raise _mismatch(where, tensor, expected, first.device)
+                raise _mismatch(where, tensor, expected, device)
     return reference, sets["positives"], sets.get("negatives")
 
 
@@ -175,8 +176,7 @@ def _as_feature_set(argument: str, samples: Samples) -> dict[str, Tensor]:
                 f"{argument} must be a tensor [N, D] or [G, N, D], or a dict of tensors [G, N, V, D]; "
                 f"got shape {list(samples.shape)}"
             )
-        single = samples if samples.ndim == 3 else samples[None]
-        samples = {"": single[:, :, None]}
+        samples = {"": (samples if samples.ndim == 3 else samples.unsqueeze(0)).unsqueeze(2)}
     elif not isinstance(samples, Mapping) or not samples:
         raise InputError(
             f"{argument} must be a tensor or a non-empty dict of tensors, got {type(samples).__name__}"
@@ -185,7 +185,7 @@ def _as_feature_set(argument: str, samples: Samples) -> dict[str, Tensor]:
         right = isinstance(name, str) and isinstance(tensor, Tensor) and tensor.is_floating_point()
         if not right or tensor.ndim != 4 or tensor.numel() == 0:
             raise _no_feature(f"{argument}[{name!r}]" if name else argument, name, tensor)
-    return dict(sorted(samples.items()))
+    return dict(sorted(samples.items())) if len(samples) > 1 else dict(samples)
 
 
 def _no_feature(where: str, name: Any, tensor: Any) -> InputError:

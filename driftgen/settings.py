@@ -75,7 +75,9 @@ class Gradient(Protocol):
     """The gradient of the mean over all groups to the generated features, in the order of the buckets."""
 
     def read(self, upstream: Tensor, saved: Sequence[Tensor]) -> list[Tensor]:
-        """It times ``upstream``, one number for each group; ``saved`` as :class:`Finished` gave them."""
+        """It times ``upstream``, one number for all groups or for each; ``saved`` as :class:`Finished` gave
+        them.
+        """
         ...
 
 

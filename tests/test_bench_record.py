@@ -1,6 +1,7 @@
 """What ``driftgen bench`` computes from measurements: rows, ratios, floors, profiles, timings."""
 
 import io
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -115,8 +116,14 @@ def test_kernels_belong_to_the_part_that_launched_them():
 
 def test_timed_calls_as_often_as_told():
     calls = []
-    found = timed(lambda: calls.append(torch.zeros(100)), CPU, repeats=3, warmup=2)
+    found = timed(lambda: calls.append(torch.zeros(100)), CPU, repeats=3, warmup=2, least_seconds=0)
     assert len(calls) == 1 + 2 + 3 + 1  # cold, warm, by the clock, for the memory
     assert found.peak_bytes == 400
     assert found.queued_seconds is None
-    assert timed(lambda: None, CPU, 1, 0, meter=False).peak_bytes is None
+    assert timed(lambda: None, CPU, 1, 0, meter=False, least_seconds=0).peak_bytes is None
+
+
+def test_short_calls_are_repeated_until_caches_are_warm():
+    calls = []
+    timed(lambda: calls.append(time.sleep(0.002)), CPU, repeats=3, meter=False, least_seconds=0.02)
+    assert 3 < len(calls) - 2 <= 10

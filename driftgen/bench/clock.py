@@ -16,6 +16,9 @@ from driftgen.training.processes import Processes
 
 __all__ = ["Timing", "find_device", "free", "timed"]
 
+# Short calls are repeated for this long: the first few find cold caches, and a GPU that runs slowly.
+LEAST_SECONDS = 0.1
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -45,8 +48,10 @@ def timed(
     *,
     meter: bool = True,
     cold_peak: bool = False,
+    least_seconds: float = LEAST_SECONDS,
 ) -> Timing:
-    """Calls ``step`` once cold, ``warmup`` times, and ``repeats`` times by the clock.
+    """Calls ``step`` once cold, ``warmup`` times, and ``repeats`` times by the clock: more often if they
+    take less than ``least_seconds``. Processes that wait for each other must say 0.
 
     Memory on the CPU is counted in one more call, operator by operator, unless ``meter`` is false: compiled
     code cannot be looked into. With ``cold_peak`` the first call's memory counts on a GPU, for what is
@@ -55,17 +60,13 @@ def timed(
     if repeats < 1:
         raise InputError(f"repeats={repeats} must be at least 1")
     if device.type == "cuda":
-        return _on_gpu(step, repeats, warmup, cold_peak)
+        return _on_gpu(step, repeats, warmup, cold_peak, least_seconds)
     start = time.perf_counter()
     step()
     first = time.perf_counter() - start
     for _ in range(warmup):
         step()
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        step()
-        seconds.append(time.perf_counter() - start)
+    seconds = _repeated(lambda: _seconds(step), repeats, least_seconds)
     peak = None
     if meter:
         with Meter() as counted:
@@ -74,7 +75,9 @@ def timed(
     return Timing(statistics.median(seconds), min(seconds), first, peak)
 
 
-def _on_gpu(step: Callable[[], Any], repeats: int, warmup: int, cold_peak: bool) -> Timing:
+def _on_gpu(
+    step: Callable[[], Any], repeats: int, warmup: int, cold_peak: bool, least_seconds: float
+) -> Timing:
     torch.cuda.synchronize()
     held = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -87,10 +90,23 @@ def _on_gpu(step: Callable[[], Any], repeats: int, warmup: int, cold_peak: bool)
     torch.cuda.synchronize()
     if not cold_peak:
         torch.cuda.reset_peak_memory_stats()
-    seconds = [_between_events(step, 1) for _ in range(repeats)]
-    queued = _between_events(step, repeats) / repeats
+    seconds = _repeated(lambda: _between_events(step, 1), repeats, least_seconds)
+    queued = _between_events(step, len(seconds)) / len(seconds)
     peak = torch.cuda.max_memory_allocated() - held
     return Timing(statistics.median(seconds), min(seconds), first, peak, queued)
+
+
+def _repeated(measure: Callable[[], float], repeats: int, least_seconds: float) -> list[float]:
+    seconds: list[float] = []
+    while len(seconds) < repeats or sum(seconds) < least_seconds:
+        seconds.append(measure())
+    return seconds
+
+
+def _seconds(step: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
 
 
 def _between_events(step: Callable[[], Any], calls: int) -> float:

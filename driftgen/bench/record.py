@@ -137,7 +137,10 @@ def make_record(
     """The rows and where they come from."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     about = {"gpu": gpu, "cuda": torch.version.cuda, "arguments": dict(arguments)}
-    evaluator = "median of the repeats after a first call and a warm-up; peak memory with what was held"
+    evaluator = (
+        "median of the repeats, 0.1 s of them at least, after a first call and a warm-up; "
+        "peak memory with what was held"
+    )
     return {**provenance(command), **about, "evaluator": evaluator, "rows": list(rows)}
 
 

@@ -109,16 +109,17 @@ class Shape:
     def problems(self) -> int:
         return self.groups * self.all_vectors
 
-    def table(self, sets: Sequence[Sequence[Tensor]], device: torch.device) -> Tensor:
+    def table(
+        self, sets: Sequence[Sequence[Tensor]], gradients: Sequence[Tensor], device: torch.device
+    ) -> Tensor:
         """For each feature: where its generated samples, negatives, positives and gradients lie, counted in
         numbers from the very first sample, how many vectors it has and the number of the first, how many
         vectors a group of each set is apart from the next, and its position in the call.
         """
-        origin, size, none = sets[0][0].data_ptr(), self.dtype.itemsize, [0] * len(self.features)
-        away = [[(t.data_ptr() - origin) // size for t in tensors] or none for tensors in sets]
-        apart = [[t.stride(0) // self.width for t in tensors] or none for tensors in sets[:3]]
-        rows = zip(*away, self.vectors, self.first, *apart, self.features, strict=True)
-        return _on_device(tuple(rows), device)
+        tensors = [tensor for tensors in sets for tensor in tensors]
+        origin, apart = tensors[0].data_ptr(), tuple([tensor.stride(0) for tensor in tensors])
+        tensors += gradients
+        return _table(self, tuple([tensor.data_ptr() - origin for tensor in tensors]), apart, device)
 
     def kept(self, temperatures: int) -> int:
         """Numbers that the products leave for the gradient of a problem; see ``driftgen.fused.kernels``."""
@@ -198,6 +199,20 @@ def numbers_of(shape: Shape, exact: torch.dtype, device: torch.device) -> Number
 
 
 @functools.lru_cache(maxsize=256)
-def _on_device(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
-    """Kept, since memory is often given out in the same places again."""
-    return torch.tensor(rows).to(device, non_blocking=True)
+def _table(shape: Shape, away: tuple[int, ...], apart: tuple[int, ...], device: torch.device) -> Tensor:
+    """``Shape.table``, from bytes between the first tensor and each, and numbers between groups of each set.
+    Kept, since memory is often given out in the same places again.
+    """
+    count = len(shape.features)
+    rows = [
+        [byte // shape.dtype.itemsize for byte in away],
+        [numbers // shape.width for numbers in apart],
+    ]
+    for row in rows:
+        if not shape.samples[1]:
+            row[count:count] = [0] * count
+    rows[0] += [0] * (4 * count - len(rows[0]))
+    columns = [row[i : i + count] for row in rows for i in range(0, len(row), count)]
+    columns[4:4] = [list(shape.vectors), shape.first]
+    found = list(zip(*columns, shape.features, strict=True))
+    return torch.tensor(found).to(device, non_blocking=True)
