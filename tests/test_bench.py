@@ -206,7 +206,8 @@ def test_sampling_by_the_pipeline(here, tmp_path, monkeypatch):
     (row,) = read(tmp_path / "s.json", "sampling")["rows"]
     assert (row["mode"], row["detail"], row["peak_bytes"]) == ("pipeline", "pipeline", None)
     assert row["references"].keys() == {"eager"}
-    assert called == [([0, 0, 0], {"seed": 0, "output": "latent"})] * 5
+    assert len(called) >= 5  # cold, three times warm, by the clock
+    assert all(call == ([0, 0, 0], {"seed": 0, "output": "latent"}) for call in called)
 
 
 def test_modes_without_being_told(monkeypatch):
