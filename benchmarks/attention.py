@@ -1,17 +1,18 @@
-"""How attention for training is best built: time of each way by blocks, warps and registers, against
-``turned_heads`` and PyTorch's attention.
+"""How attention is best built: time of each way by blocks, warps and registers, against ``turned_heads`` and
+PyTorch's attention.
 
     python -m benchmarks.attention [--batch 512] [--tokens 272] [--heads 12] [--head 64] [--json FILE]
 
 On a GPU, bfloat16. Errors are those of the gradients relative to the ones through PyTorch's attention: a few
 thousandths. The fastest builds are what ``FORWARD`` and ``BACKWARD`` of
-``driftgen.generators.training_attention`` should say.
+``driftgen.generators.attention_ops`` should say.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,44 +22,38 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from driftgen.generators import training_attention as ours
+from driftgen.generators import attention_ops as ours
 from driftgen.generators.dit import rope_tables
 from driftgen.generators.head_ops import turned_heads
-from driftgen.generators.sampling_ops import attention
+
+CALLS = 10  # queued at a time, so that the GPU does not wait for the host
 
 FORWARD: list[dict[str, Any]] = [
-    {"BQ": 64, "BK": 128, "AHEAD": False, "num_warps": 4, "maxnreg": 168},
-    {"BQ": 64, "BK": 128, "AHEAD": True, "num_warps": 4, "maxnreg": 168},
-    {"BQ": 64, "BK": 128, "AHEAD": True, "num_warps": 4, "maxnreg": None},
-    {"BQ": 64, "BK": 64, "AHEAD": False, "num_warps": 4, "maxnreg": 168},
-    {"BQ": 64, "BK": 64, "AHEAD": True, "num_warps": 4, "maxnreg": 168},
-    {"BQ": 64, "BK": 256, "AHEAD": False, "num_warps": 4, "maxnreg": None},
-    {"BQ": 128, "BK": 128, "AHEAD": False, "num_warps": 8, "maxnreg": None},
+    {"BQ": 64, "BK": 64, "num_warps": 4, "maxnreg": 168},
+    {"BQ": 64, "BK": 64, "num_warps": 4, "maxnreg": None},
+    {"BQ": 64, "BK": 128, "num_warps": 4, "maxnreg": 168},
+    {"BQ": 128, "BK": 128, "num_warps": 8, "maxnreg": None},
 ]
 BACKWARD: list[dict[str, Any]] = [
-    {"ROWS": 64, "BK": 64, "BQ": 64, "AHEAD": True, "num_warps": 4, "maxnreg": None},
-    {"ROWS": 64, "BK": 64, "BQ": 64, "AHEAD": False, "num_warps": 4, "maxnreg": None},
-    {"ROWS": 64, "BK": 128, "BQ": 64, "AHEAD": True, "num_warps": 4, "maxnreg": None},
-    {"ROWS": 64, "BK": 128, "BQ": 64, "AHEAD": False, "num_warps": 4, "maxnreg": None},
-    {"ROWS": 64, "BK": 128, "BQ": 128, "AHEAD": False, "num_warps": 4, "maxnreg": None},
-    {"ROWS": 64, "BK": 64, "BQ": 32, "AHEAD": True, "num_warps": 4, "maxnreg": None},
-    {"ROWS": 64, "BK": 32, "BQ": 32, "AHEAD": False, "num_warps": 4, "maxnreg": None},
-    {"ROWS": 128, "BK": 64, "BQ": 64, "AHEAD": True, "num_warps": 8, "maxnreg": None},
-    {"ROWS": 128, "BK": 64, "BQ": 32, "AHEAD": False, "num_warps": 8, "maxnreg": 128},
+    {"ROWS": 64, "BK": 64, "BQ": 64, "num_warps": 4, "maxnreg": None},
+    {"ROWS": 64, "BK": 128, "BQ": 64, "num_warps": 4, "maxnreg": None},
+    {"ROWS": 64, "BK": 64, "BQ": 32, "num_warps": 4, "maxnreg": None},
+    {"ROWS": 128, "BK": 64, "BQ": 64, "num_warps": 8, "maxnreg": None},
 ]
 
 
 def milliseconds(function: Callable[[], object], repeats: int) -> float:
-    """The median of single runs, after two."""
+    """Of a call: the median over batches of calls that follow one another, after one such batch."""
     times = []
-    for _ in range(repeats + 2):
+    for _ in range(repeats + 1):
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
-        function()
+        for _ in range(CALLS):
+            function()
         stop.record()
         stop.synchronize()
-        times.append(start.elapsed_time(stop))
-    return sorted(times[2:])[repeats // 2]
+        times.append(start.elapsed_time(stop) / CALLS)
+    return statistics.median(times[1:])
 
 
 def through_pytorch(*inputs: Any) -> Tensor:
@@ -113,21 +108,21 @@ def main() -> None:
 
     measure("pytorch", through_pytorch, {})
     wanted = rows[0].pop("found", ())
-    print(f"{'ms':>10} {'forward':>8} {'backward':>8}  largest error  build")
+    print(f"{'ms':>11} {'forward':>8} {'backward':>8}  largest error  build")
     for row in rows:
         show(row)
     with torch.no_grad():
-        took = milliseconds(lambda: attention(*leaves, *tables, args.heads), args.repeats)
-    rows.append({"name": "sampling", "forward": took})
+        took = milliseconds(lambda: ours.attention(*leaves, *tables, args.heads), args.repeats)
+    rows.append({"name": "no gradient", "forward": took})
     show(rows[-1])
     for forward in FORWARD:
         ours.FORWARD = forward
-        measure("forward", ours.training_attention, forward)
+        measure("forward", ours.attention, forward)
         show(rows[-1])
     ours.FORWARD = FORWARD[0]
     for backward in BACKWARD:
         ours.BACKWARD = backward
-        measure("backward", ours.training_attention, backward)
+        measure("backward", ours.attention, backward)
         show(rows[-1])
     if args.json:
         args.json.write_text(json.dumps({"gpu": torch.cuda.get_device_name(), "rows": rows}, indent=1) + "\n")
@@ -138,7 +133,7 @@ def show(row: dict[str, Any]) -> None:
     times = [f"{row[way]:8.3f}" if way in row else f"{'-':>8}" for way in ("forward", "backward")]
     largest = f"{max(row['errors']):13.4f}" if "errors" in row else " " * 13
     rest = {k: v for k, v in row.items() if k not in ("name", "forward", "backward", "errors")}
-    print(f"{row['name']:>10} {times[0]} {times[1]}  {largest}  {rest}", flush=True)
+    print(f"{row['name']:>11} {times[0]} {times[1]}  {largest}  {rest}", flush=True)
 
 
 if __name__ == "__main__":

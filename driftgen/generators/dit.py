@@ -16,10 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 from driftgen.compiling import compile_blocks
 from driftgen.errors import InputError, unknown_name
+from driftgen.generators.attention_ops import attention, covers_attention
 from driftgen.generators.conditioning import Conditioning, ImageGenerator, RMSNorm, float32_linear
 from driftgen.generators.head_ops import covers_heads, turned_heads
 from driftgen.generators.noise import check_noise
-from driftgen.generators.sampling_ops import attention, covers_attention
 from driftgen.generators.shared_ops import is_plain, linear_and_bias
 from driftgen.generators.stream_ops import (
     covers_stream,
@@ -29,7 +29,6 @@ from driftgen.generators.stream_ops import (
     stream_norm,
 )
 from driftgen.generators.swiglu_ops import swiglu_output
-from driftgen.generators.training_attention import covers_training_attention, training_attention
 
 __all__ = ["DiT", "DiTConfig"]
 
@@ -237,10 +236,8 @@ class Attention(nn.Module):
         weights, heads = self._norm_weights(), self.num_heads
         turned = weights is not None and covers_heads(x, heads, parts=1)
         qkv, bias = linear_and_bias(self.qkv, x) if turned else (self.qkv(x), None)
-        if weights and bias is None and not self.float32 and covers_attention(qkv, heads, *weights):
-            return attention(qkv, *weights, cos, sin, heads)  # type: ignore[no-any-return]
-        if weights and not self.float32 and covers_training_attention(qkv, heads, *weights):
-            return training_attention(qkv, *weights, cos, sin, heads, bias)
+        if weights and not self.float32 and covers_attention(qkv, heads, *weights, bias):
+            return attention(qkv, *weights, cos, sin, heads, bias)
         q, k, v = self.heads(qkv, cos, sin, bias)
         if self.float32:
             with torch.autocast(x.device.type, enabled=False):

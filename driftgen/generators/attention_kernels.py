@@ -1,6 +1,6 @@
 # mypy: ignore-errors
-"""Attention for training, from the output of its linear layer, norm and rotation of queries and keys with it:
-one GPU kernel each way.
+"""Attention from the output of its linear layer, norm and rotation of queries and keys with it: one kernel
+each way.
 
 A program has one head of one sample. On the way back it goes through it twice: for the gradients of queries
 with the queries as rows of every product, then for those of keys and values with the keys as rows. So the
@@ -14,19 +14,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from driftgen.generators.sampling_kernels import (
-    EPS,
-    SAFE,
-    _angles,
-    _exponentials,
-    _halves,
-    _joined,
-    _turn,
-    _turned,
-    _values,
-)
-
 __all__ = ["attention_backward_kernel", "attention_forward_kernel"]
+
+EPS = tl.constexpr(1e-6)
+SAFE = tl.constexpr(64.0)  # scores in base 2 whose exponentials, and sums of them, float32 and bfloat16 hold
 
 
 @triton.constexpr_function
@@ -43,10 +34,87 @@ def _weights(weight, HALF: tl.constexpr):
 
 
 @triton.jit
+def _halves(x, start, TOKENS: tl.constexpr, STRIDE: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr):
+    t = start + tl.arange(0, ROWS)[:, None]
+    at = x + t * STRIDE + tl.arange(0, HALF)[None, :]
+    a = tl.load(at, mask=t < TOKENS, other=0.0)
+    return a, tl.load(at + HALF, mask=t < TOKENS, other=0.0)
+
+
+@triton.jit
+def _angles(cos, sin, start, TOKENS: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr):
+    t = start + tl.arange(0, ROWS)[:, None]
+    at = t * HALF + tl.arange(0, HALF)[None, :]
+    c = tl.load(cos + at, mask=t < TOKENS, other=0.0)
+    return c, tl.load(sin + at, mask=t < TOKENS, other=0.0)
+
+
+@triton.jit
+def _turn(a, b, wa, wb, cos, sin, start, TOKENS: tl.constexpr):
+    """Queries or keys of a head from their halves ``[rows, HALF]``, and in halves: normalised, rounded as the
+    module's norm rounds, and turned.
+    """
+    kind: tl.constexpr = a.dtype
+    a, b = a.to(tl.float32), b.to(tl.float32)
+    r = tl.rsqrt(tl.sum(a * a + b * b, axis=1)[:, None] * (0.5 / a.shape[1]) + EPS)
+    a = (a * r * wa).to(kind).to(tl.float32)
+    b = (b * r * wb).to(kind).to(tl.float32)
+    c, s = _angles(cos, sin, start, TOKENS, a.shape[1], a.shape[0])
+    return (a * c - b * s).to(kind), (b * c + a * s).to(kind)
+
+
+@triton.jit
+def _joined(a, b):
+    """The halves side by side: a thread has 8 numbers of each, which then move nowhere."""
+    return tl.reshape(tl.permute(tl.join(a, b), (0, 2, 1)), (a.shape[0], 2 * a.shape[1]))
+
+
+@triton.jit
+def _turned(
+    x, wa, wb, cos, sin, start,
+    TOKENS: tl.constexpr, STRIDE: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    a, b = _halves(x, start, TOKENS, STRIDE, HALF, ROWS)
+    a, b = _turn(a, b, wa, wb, cos, sin, start, TOKENS)
+    return _joined(a, b)
+
+
+@triton.jit
+def _values(x, start, TOKENS: tl.constexpr, STRIDE: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr):
+    t = start + tl.arange(0, ROWS)[:, None]
+    return tl.load(x + t * STRIDE + tl.arange(0, 2 * HALF)[None, :], mask=t < TOKENS, other=0.0)
+
+
+@triton.jit
+def _exponentials(
+    query, key, most, weight, total, start, scale,
+    LARGE: tl.constexpr, TOKENS: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """2^(scores − most) for some more keys, and their sum added to that of the keys before.
+
+    Where scores can be large, ``most`` is the largest so far, and what was summed before is made to fit it.
+    Else it is zero, and the exponentials need not wait for it.
+    """
+    s = tl.dot(query, tl.trans(key))
+    if LARGE:
+        if start + KEYS > TOKENS:
+            s = tl.where(start + tl.arange(0, KEYS)[None, :] < TOKENS, s, -float("inf"))
+        larger = tl.maximum(most, tl.max(s, axis=1) * scale)
+        fade = tl.exp2(most - larger)
+        weight *= fade
+        total *= fade[:, None]
+        most = larger
+    p = tl.exp2(s * scale - most[:, None])
+    if start + KEYS > TOKENS:
+        p = tl.where(start + tl.arange(0, KEYS)[None, :] < TOKENS, p, 0.0)
+    return p, most, weight + tl.sum(p, axis=1), total
+
+
+@triton.jit
 def _attend(
     qkv, query_weight, key_weight, cos, sin, out, sums, scale,
     TOKENS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
-    BQ: tl.constexpr, BK: tl.constexpr, REST: tl.constexpr, AHEAD: tl.constexpr, LARGE: tl.constexpr,
+    BQ: tl.constexpr, BK: tl.constexpr, REST: tl.constexpr, SUMS: tl.constexpr, LARGE: tl.constexpr,
 ):  # fmt: skip
     width: tl.constexpr = HEADS * 2 * HALF
     stride: tl.constexpr = 3 * width
@@ -60,15 +128,8 @@ def _attend(
     if REST > 0:
         last_key = _turned(qkv + width, wa, wb, cos, sin, full * BK, TOKENS, stride, HALF, REST)
     wa, wb = _weights(query_weight, HALF)
-    if AHEAD:
-        a, b = _halves(qkv, 0, TOKENS, stride, HALF, BQ)
     for start in range(0, TOKENS, BQ):
-        if not AHEAD:
-            a, b = _halves(qkv, start, TOKENS, stride, HALF, BQ)
-        qa, qb = _turn(a, b, wa, wb, cos, sin, start, TOKENS)
-        query = _joined(qa, qb)
-        if AHEAD:
-            a, b = _halves(qkv, start + BQ, TOKENS, stride, HALF, BQ)
+        query = _turned(qkv, wa, wb, cos, sin, start, TOKENS, stride, HALF, BQ)
         total = tl.zeros((BQ, 2 * HALF), tl.float32)
         weight = tl.zeros((BQ,), tl.float32)
         most = weight - (float("inf") if LARGE else 0.0)
@@ -85,18 +146,24 @@ def _attend(
             last_value = _values(qkv + 2 * width, full * BK, TOKENS, stride, HALF, REST)
             total = tl.dot(p.to(query.dtype), last_value, total)
         _put(total * (1.0 / weight)[:, None], out, start, TOKENS, width)
-        t = start + tl.arange(0, BQ)
-        tl.store(sums + t, most + tl.log2(weight), mask=t < TOKENS)
+        if SUMS:
+            t = start + tl.arange(0, BQ)
+            tl.store(sums + t, most + tl.log2(weight), mask=t < TOKENS)
 
 
 @triton.jit
 def attention_forward_kernel(
     qkv, query_weight, key_weight, cos, sin, out, sums, scale,
     TOKENS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
-    BQ: tl.constexpr, BK: tl.constexpr, REST: tl.constexpr, AHEAD: tl.constexpr, BOUNDED: tl.constexpr,
+    BQ: tl.constexpr, BK: tl.constexpr, REST: tl.constexpr, SUMS: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
-    """As the kernel for sampling; and log₂ of the sum of exponentials of each query, to ``sums``
-    ``[B, HEADS, TOKENS]``. With AHEAD, queries are read a block early.
+    """softmax(q kᵀ / √head) v for one head of one sample, from ``qkv`` ``[B, TOKENS, 3, HEADS, 2 · HALF]`` to
+    ``out`` ``[B, TOKENS, HEADS, 2 · HALF]``; with SUMS also log₂ Σ 2^(q kᵀ scale) of each query, to ``sums``
+    ``[B, HEADS, TOKENS]``. ``scale`` is log₂ e / √head.
+
+    Keys are normalised and turned once, in blocks of BK and a last one of REST; the compiler keeps them and
+    the values in shared memory, as they are the same for all blocks of BQ queries. Where not BOUNDED, the
+    largest score is always looked for.
     """
     width: tl.constexpr = HEADS * 2 * HALF
     program = tl.program_id(0).to(tl.int64)
@@ -104,7 +171,8 @@ def attention_forward_kernel(
     head = program % HEADS
     qkv += sample * (TOKENS * 3 * width) + head * (2 * HALF)
     out += sample * (TOKENS * width) + head * (2 * HALF)
-    sums += program * TOKENS
+    if SUMS:
+        sums += program * TOKENS
     if BOUNDED:
         # |q·k| ≤ |q| |k| ≤ head · max |weight of q| · max |weight of k|. Asked once, around everything: a
         # branch between products makes the compiler wait for every step of them.
@@ -114,17 +182,17 @@ def attention_forward_kernel(
         if bound * (2 * HALF) * scale > SAFE:
             _attend(
                 qkv, query_weight, key_weight, cos, sin, out, sums, scale,
-                TOKENS, HEADS, HALF, BQ, BK, REST, AHEAD, True,
+                TOKENS, HEADS, HALF, BQ, BK, REST, SUMS, True,
             )  # fmt: skip
         else:
             _attend(
                 qkv, query_weight, key_weight, cos, sin, out, sums, scale,
-                TOKENS, HEADS, HALF, BQ, BK, REST, AHEAD, False,
+                TOKENS, HEADS, HALF, BQ, BK, REST, SUMS, False,
             )  # fmt: skip
     else:
         _attend(
             qkv, query_weight, key_weight, cos, sin, out, sums, scale,
-            TOKENS, HEADS, HALF, BQ, BK, REST, AHEAD, True,
+            TOKENS, HEADS, HALF, BQ, BK, REST, SUMS, True,
         )  # fmt: skip
 
 
@@ -227,7 +295,7 @@ def _of_keys(key, value, query, grad, of_key, of_value, n, d, scale):
 def attention_backward_kernel(
     grad, out, sums, qkv, query_weight, key_weight, cos, sin, grad_qkv, inner, shares, scale, factor,
     TOKENS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
-    BK: tl.constexpr, KEY_REST: tl.constexpr, BQ: tl.constexpr, QUERY_REST: tl.constexpr, AHEAD: tl.constexpr,
+    BK: tl.constexpr, KEY_REST: tl.constexpr, BQ: tl.constexpr, QUERY_REST: tl.constexpr,
 ):  # fmt: skip
     """From the gradient dO of ``out`` ``[B, TOKENS, HEADS, 2 · HALF]``, the one of ``qkv``
     ``[B, TOKENS, 3, HEADS, 2 · HALF]``; and shares of the gradients of the norms' two weights, and of that of
@@ -236,8 +304,8 @@ def attention_backward_kernel(
     With S = q kᵀ, P = 2^(S scale − sums) and D = Σ dO · O of each query, which goes to ``inner``
     ``[B, HEADS, TOKENS]``: dv = Pᵀ dO, dS = P (dO vᵀ − D), dq = factor · dS k, dk = factor · dSᵀ q, where
     ``factor`` is 1 / √head and ``scale`` log₂ e times that. Blocks of ROWS tokens go by those kept in shared
-    memory, BK keys (BQ queries) in a block and KEY_REST (QUERY_REST) in the last; with AHEAD they are read a
-    block early. LANES rows of a half, each read in parts of 16 bytes, take all threads.
+    memory, BK keys (BQ queries) in a block and KEY_REST (QUERY_REST) in the last. LANES rows of a half, each
+    read in parts of 16 bytes, take all threads.
     """
     HEAD: tl.constexpr = 2 * HALF
     width: tl.constexpr = HEADS * HEAD
@@ -270,15 +338,10 @@ def attention_backward_kernel(
         _put_halves(ka, kb, grad_qkv + width, i * BK, TOKENS, stride)
         kept = kept + (_joined(ka, kb), read[3 * i + 2])  # noqa: RUF005
     totals = (zero, zero, zero, zero)
-    if AHEAD:
-        a, b = _halves(qkv, 0, TOKENS, stride, HALF, ROWS)
-        ga, gb = _halves(grad, 0, TOKENS, width, HALF, ROWS)
-        oa, ob = _halves(out, 0, TOKENS, width, HALF, ROWS)
     for start in range(0, TOKENS, ROWS):
-        if not AHEAD:
-            a, b = _halves(qkv, start, TOKENS, stride, HALF, ROWS)
-            ga, gb = _halves(grad, start, TOKENS, width, HALF, ROWS)
-            oa, ob = _halves(out, start, TOKENS, width, HALF, ROWS)
+        a, b = _halves(qkv, start, TOKENS, stride, HALF, ROWS)
+        ga, gb = _halves(grad, start, TOKENS, width, HALF, ROWS)
+        oa, ob = _halves(out, start, TOKENS, width, HALF, ROWS)
         # In halves, as all rows of products here: joined, they go to registers. What is only read goes to
         # shared memory, and products would wait for all that is being read and written.
         rows = _joined(ga, gb)
@@ -292,10 +355,6 @@ def attention_backward_kernel(
         # For the second pass too; the place of the values' gradient is free until then.
         _put_halves(qa, qb, grad_qkv + 2 * width, start, TOKENS, stride)
         query = _joined(qa, qb)
-        if AHEAD:
-            a, b = _halves(qkv, start + ROWS, TOKENS, stride, HALF, ROWS)
-            ga, gb = _halves(grad, start + ROWS, TOKENS, width, HALF, ROWS)
-            oa, ob = _halves(out, start + ROWS, TOKENS, width, HALF, ROWS)
         of_query = tl.zeros((ROWS, HEAD), tl.float32)
         for i in tl.static_range(key_blocks):
             of_query = _of_queries(
@@ -320,19 +379,12 @@ def attention_backward_kernel(
         taken = taken + (q, g)  # noqa: RUF005
     tl.store(shares + 4 * width + tl.arange(0, HEAD), tl.sum(of_values, axis=0))
     totals = (zero, zero, zero, zero)
-    if AHEAD:
-        a, b = _halves(grad_qkv + width, 0, TOKENS, stride, HALF, ROWS)
-        va, vb = _halves(qkv + 2 * width, 0, TOKENS, stride, HALF, ROWS)
     # No values' gradient may be stored before all queries are read.
     tl.debug_barrier()
     for start in range(0, TOKENS, ROWS):
-        if not AHEAD:
-            a, b = _halves(grad_qkv + width, start, TOKENS, stride, HALF, ROWS)
-            va, vb = _halves(qkv + 2 * width, start, TOKENS, stride, HALF, ROWS)
+        a, b = _halves(grad_qkv + width, start, TOKENS, stride, HALF, ROWS)
+        va, vb = _halves(qkv + 2 * width, start, TOKENS, stride, HALF, ROWS)
         key, value = _joined(a, b), _joined(va, vb)
-        if AHEAD:
-            a, b = _halves(grad_qkv + width, start + ROWS, TOKENS, stride, HALF, ROWS)
-            va, vb = _halves(qkv + 2 * width, start + ROWS, TOKENS, stride, HALF, ROWS)
         of_key, of_value = tl.zeros((ROWS, HEAD), tl.float32), tl.zeros((ROWS, HEAD), tl.float32)
         for i in tl.static_range(query_blocks):
             of_key, of_value = _of_keys(

@@ -1,10 +1,10 @@
 """Attention from the output of its linear layer, norm and rotation of queries and keys with it, as GPU
 kernels with gradients: one each way.
 
-The modules in PyTorch say the same, and do it wherever these kernels do not run;
-``covers_training_attention`` says where they do. To ``torch.compile`` every kernel is one operator. Between
-the two only the layer's output, the result and a number for each query are kept. The linear layer may owe its
-bias the gradient (``linear_and_bias``): the kernel sums it on the way.
+The modules in PyTorch say the same, and do it wherever these kernels do not run; ``covers_attention`` says
+where they do. To ``torch.compile`` every kernel is one operator. Between the two only the layer's output, the
+result and a number for each query are kept; without gradients that number is not stored either. The linear
+layer may owe its bias the gradient (``linear_and_bias``): the kernel sums it on the way.
 """
 
 from __future__ import annotations
@@ -16,33 +16,37 @@ import torch
 from torch import Tensor
 
 from driftgen.devices import power_of_two
-from driftgen.generators.sampling_ops import HEAD_SIZES, MOST_KEPT, MOST_TOKENS, TYPES, _keeps_operands
 from driftgen.generators.shared_ops import VECTOR, has_kernels
 
-__all__ = ["covers_training_attention", "training_attention"]
+__all__ = ["attention", "covers_attention"]
 
-# Off until it has been measured against cuDNN's on a GPU (``benchmarks/attention.py``).
-USED = False
+TYPES = (torch.bfloat16, torch.float16)
+HEAD_SIZES = (32, 64, 128)
+MOST_TOKENS = 512
+MOST_KEPT = 200 * 2**10  # bytes of shared memory that two of queries, keys and values of a head may take
+
 # How the kernels are built: blocks of tokens (BQ queries by BK keys; on the way back ROWS queries by BK keys,
-# then ROWS keys by BQ queries, and whether rows are read a block early), warps of a program, and the
-# registers of a thread that let as many programs run at a time as the shared memory has room for.
-FORWARD: dict[str, Any] = {"BQ": 64, "BK": 128, "AHEAD": False, "num_warps": 4, "maxnreg": 168}
-BACKWARD: dict[str, Any] = {"ROWS": 64, "BK": 64, "BQ": 64, "AHEAD": True, "num_warps": 4, "maxnreg": None}
+# then ROWS keys by BQ queries), warps of a program, and the registers of a thread that let as many programs
+# run at a time as the shared memory has room for. On an H200, 512 x 12 heads x 272 tokens x 64: 0.624 ms, and
+# 2.93 ms back. Forward with 128 keys 0.669, 256 keys 0.701, 128 queries 1.017, queries read a block early
+# 0.03 more. Back with rows read early 3.21, 128 keys 3.05, 32 queries 3.3 to 3.5, 128 rows and 8 warps 3.9
+# and more.
+FORWARD: dict[str, Any] = {"BQ": 64, "BK": 64, "num_warps": 4, "maxnreg": 168}
+BACKWARD: dict[str, Any] = {"ROWS": 64, "BK": 64, "BQ": 64, "num_warps": 4, "maxnreg": None}
 
 
-def covers_training_attention(qkv: Tensor, heads: int, *weights: Tensor) -> bool:
-    """Whether :func:`training_attention` takes this output ``[B, T, 3 · heads · head]`` of a linear layer:
-    16-bit numbers, T up to 512, heads of 32, 64 or 128, two of queries, keys and values of one that fit the
-    memory of a Hopper GPU's multiprocessor. Only where gradients of it or of the weights are wanted.
+def covers_attention(qkv: Tensor, heads: int, *weights: Tensor | None) -> bool:
+    """Whether :func:`attention` takes this output ``[B, T, 3 · heads · head]`` of a linear layer: 16-bit
+    numbers, T up to 512, heads of 32, 64 or 128, keys and values of one that fit the memory of a Hopper GPU's
+    multiprocessor beside 64 queries, or 128 where a gradient of it, of the weights or of a bias is wanted.
     """
     tokens, width = qkv.shape[-2:]
     head = width // (3 * heads)
-    if not (torch.is_grad_enabled() and any(t.requires_grad for t in (qkv, *weights))):
-        return False
-    rows = max(2 * BACKWARD["ROWS"], FORWARD["BQ"])
+    rows = FORWARD["BQ"]
+    if _wants_gradient(qkv, *weights):
+        rows = max(2 * BACKWARD["ROWS"], rows)
     return (
-        USED
-        and has_kernels(qkv)
+        has_kernels(qkv)
         and qkv.dtype in TYPES
         and qkv.ndim == 3
         and tokens <= MOST_TOKENS
@@ -52,7 +56,7 @@ def covers_training_attention(qkv: Tensor, heads: int, *weights: Tensor) -> bool
     )
 
 
-def training_attention(
+def attention(
     qkv: Tensor,
     query_weight: Tensor,
     key_weight: Tensor,
@@ -66,8 +70,26 @@ def training_attention(
     ``bias`` ``[3 · heads · head]`` has no part in it, as ``qkv`` has it: its gradient is the sum of that of
     ``qkv``.
     """
-    out: Tensor = _Attention.apply(qkv, query_weight, key_weight, cos, sin, heads, bias)  # type: ignore[no-untyped-call]
+    out: Tensor
+    if _wants_gradient(qkv, query_weight, key_weight, bias):
+        out = _Attention.apply(qkv, query_weight, key_weight, cos, sin, heads, bias)  # type: ignore[no-untyped-call]
+    else:
+        out, _ = _attend(qkv, query_weight, key_weight, cos, sin, heads, False)
     return out
+
+
+def _wants_gradient(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def _keeps_operands(device: torch.device) -> bool:
+    """Whether products read their operands from shared memory (Hopper); elsewhere keys and values would fill
+    the registers.
+    """
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9
+
+
+_keeps_operands._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see shared_ops
 
 
 class _Attention(torch.autograd.Function):
@@ -83,7 +105,7 @@ class _Attention(torch.autograd.Function):
         bias: Tensor | None,
     ) -> Tensor:
         out: Tensor
-        out, sums = _attend(qkv, query_weight, key_weight, cos, sin, heads)
+        out, sums = _attend(qkv, query_weight, key_weight, cos, sin, heads, True)
         ctx.save_for_backward(out, sums, qkv, query_weight, key_weight, cos, sin, bias)
         return out
 
@@ -103,12 +125,18 @@ def _rest(tokens: int, block: int) -> int:
     return max(16, power_of_two(rest)) if rest else 0
 
 
-@torch.library.custom_op("driftgen::training_attention", mutates_args=())
+@torch.library.custom_op("driftgen::attention", mutates_args=())
 def _attend(
-    qkv: Tensor, query_weight: Tensor, key_weight: Tensor, cos: Tensor, sin: Tensor, heads: int
+    qkv: Tensor,
+    query_weight: Tensor,
+    key_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    with_sums: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The result, and log₂ Σ 2^(score log₂ e) of each query, ``[B, heads, T]``."""
-    from driftgen.generators.training_attention_kernels import attention_forward_kernel
+    """The result, and with sums log₂ Σ 2^(score log₂ e) of each query, ``[B, heads, T]``; else ``[0]``."""
+    from driftgen.generators.attention_kernels import attention_forward_kernel
 
     qkv, query_weight, key_weight, cos, sin = (
         t.contiguous() for t in (qkv, query_weight, key_weight, cos, sin)
@@ -116,29 +144,35 @@ def _attend(
     batch, tokens, width = qkv.shape
     head = width // (3 * heads)
     out = qkv.new_empty(batch, tokens, heads * head)
-    sums = qkv.new_empty(batch, heads, tokens, dtype=torch.float32)
+    sums = qkv.new_empty((batch, heads, tokens) if with_sums else (0,), dtype=torch.float32)
     # float16 ends at 65504: there the largest score has to be known.
     bounded = qkv.dtype == torch.bfloat16
     build = FORWARD if bounded and head <= 64 else {**FORWARD, "maxnreg": None}
     with torch.cuda.device_of(qkv):
         attention_forward_kernel[(batch * heads,)](
             qkv, query_weight, key_weight, cos, sin, out, sums, math.log2(math.e) / math.sqrt(head),
-            TOKENS=tokens, HEADS=heads, HALF=head // 2, REST=_rest(tokens, FORWARD["BK"]), BOUNDED=bounded,
-            num_stages=1, **build,
+            TOKENS=tokens, HEADS=heads, HALF=head // 2, REST=_rest(tokens, FORWARD["BK"]), SUMS=with_sums,
+            BOUNDED=bounded, num_stages=1, **build,
         )  # fmt: skip
     return out, sums
 
 
 @_attend.register_fake
 def _(
-    qkv: Tensor, query_weight: Tensor, key_weight: Tensor, cos: Tensor, sin: Tensor, heads: int
+    qkv: Tensor,
+    query_weight: Tensor,
+    key_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    with_sums: bool,
 ) -> tuple[Tensor, Tensor]:
     batch, tokens, width = qkv.shape
-    sums = qkv.new_empty(batch, heads, tokens, dtype=torch.float32)
+    sums = qkv.new_empty((batch, heads, tokens) if with_sums else (0,), dtype=torch.float32)
     return qkv.new_empty(batch, tokens, width // 3), sums
 
 
-@torch.library.custom_op("driftgen::training_attention_backward", mutates_args=())
+@torch.library.custom_op("driftgen::attention_backward", mutates_args=())
 def _attend_back(
     grad: Tensor,
     out: Tensor,
@@ -152,7 +186,7 @@ def _attend_back(
     """The gradient of ``qkv``, those of the two weights, ``[2, head]``, and the sums of the first over all
     tokens, ``[3 · heads · head]``.
     """
-    from driftgen.generators.training_attention_kernels import attention_backward_kernel
+    from driftgen.generators.attention_kernels import attention_backward_kernel
 
     grad, out, sums, qkv, query_weight, key_weight, cos, sin = (
         t.contiguous() for t in (grad, out, sums, qkv, query_weight, key_weight, cos, sin)
@@ -164,8 +198,8 @@ def _attend_back(
     inner = sums.new_empty(sums.shape)
     shares = sums.new_empty(batch, 5, heads, head)
     factor = 1 / math.sqrt(head)
-    # A head of 128 takes the registers of what else would be read early.
-    build = BACKWARD if head <= 64 else {**BACKWARD, "BQ": 32, "AHEAD": False}
+    # Two gradients of a head of 128 leave fewer registers for the scores.
+    build = BACKWARD if head <= 64 else {**BACKWARD, "BQ": 32}
     lanes = min(build["ROWS"], 32 * build["num_warps"] * VECTOR // (head // 2))
     with torch.cuda.device_of(qkv):
         attention_backward_kernel[(batch * heads,)](
