@@ -160,8 +160,8 @@ def _draw(sizes: Sizes, generator: DiT, device: torch.device) -> Drawn:
 @torch.no_grad()
 def count_operations(call: Callable[[], Any]) -> int:
     """Operations of the products, convolutions and attention in one call."""
-    # Only attention written out as products is counted on every device.
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+    # Only attention written out as products is counted on every device, and none in kernels of our own.
+    with without_kernels(), FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         call()
     return int(counter.get_total_flops())
 
