@@ -17,17 +17,20 @@ from driftgen.launching import Launch
 __all__ = ["covers", "group_norm"]
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
-MOST_NUMBERS = 2**15  # of a program, which holds them in registers
 NUMBERS_OF_A_WARP = 2**10
 LEAST_NUMBERS = 2**10
 # Channels side by side: with 16 bits a whole line of memory, half of it, and the least that is read.
 LINE, PIECE, SECTOR = 64, 32, 16
-# Above it the backward pass, which needs two maps at a time, leaves room for one program only on each
-# multiprocessor, which then waits for memory and computes by turns, or not even for that one. Instead it
-# reads a few numbers of each thread at a time, and all of them twice: until then the cache has them.
+# Numbers of a program that holds them in registers. More would leave room for one program only on each
+# multiprocessor, which then waits for memory and computes by turns. Instead a few are read at a time, and all
+# of them twice: on an H200 with 512 maps of 256 x 32 x 32, forward 0.26 instead of 0.30 ms and backward 0.36
+# instead of 0.49, with a sum 0.31 instead of 0.37 and 0.48 instead of 0.94.
 MOST_ONCE = 2**13
-NUMBERS_AT_A_TIME = 2**8  # of a warp: one load of 16 bytes for each thread and map
-REGISTERS = 64  # of a thread with 16-bit maps, so that two programs of 16 warps have room
+# Then programs of so many warps and channels, if there are programs enough, and how often their numbers, one
+# load of 16 bytes for each thread and 16-bit map, are under way. With 128 channels backward 0.44, with 8
+# warps 0.44, without reading ahead 0.44 ms.
+WARPS, MOST_CHANNELS, PROGRAMS, STAGES = 4, 256, 512, 3
+NUMBERS_AT_A_TIME = 2**8  # of a warp
 
 
 def group_norm(
@@ -48,19 +51,18 @@ def group_norm(
 
 def covers(x: Tensor, groups: int, weight: Tensor, bias: Tensor, other: Tensor | None) -> bool:
     """Whether the kernels do this map: dense channels-last, a 16- or 32-bit type, groups of a power of two of
-    channels with at most 32,768 numbers each, and weights that are not trained.
+    channels, and weights that are not trained.
     """
     if torch.compiler.is_compiling() or x.dtype not in TYPES or not has_kernels(x.device):
         return False
     size, rest = divmod(x.shape[1], groups)
     trained = torch.is_grad_enabled() and (weight.requires_grad or bias.requires_grad)
     alike = other is None or (other.dtype == x.dtype and _dense(other))
-    locations = power_of_two(x.shape[2] * x.shape[3])
     return (
         not trained
         and rest == 0
         and size == power_of_two(size)
-        and locations * size <= MOST_NUMBERS
+        and x.numel() < len(x) * 2**31
         and x.numel() > 0
         and _dense(x)
         and alike
@@ -83,7 +85,7 @@ class _GroupNorm(torch.autograd.Function):
         other: Tensor | None,
         relu: bool,
     ) -> Tensor:
-        launches = _launches(x.shape, groups, x.element_size(), x.device, eps, relu)
+        launches = _launches(x.shape, groups, x.device, eps, relu)
         y = torch.empty_like(x)
         needed = ctx.needs_input_grad[0] or ctx.needs_input_grad[5]
         statistics = x.new_empty((len(x), 2, groups), dtype=torch.float32) if needed else None
@@ -109,34 +111,31 @@ class _GroupNorm(torch.autograd.Function):
 
 @functools.lru_cache(maxsize=512)
 def _launches(
-    shape: torch.Size, groups: int, bytes_of_one: int, device: torch.device, eps: float, relu: bool
+    shape: torch.Size, groups: int, device: torch.device, eps: float, relu: bool
 ) -> tuple[Launch, Launch]:
     """Of the forward pass and of the other, for maps of this shape."""
     from driftgen.features.group_norm_kernels import backward_kernel, forward_kernel
 
     b, c, h, w = shape
-    blocks, forward, backward = _build(c, h * w, c // groups, bytes_of_one)
+    build = _build(b, c, h * w, c // groups)
+    programs = b * -(-groups // build["GROUPS"])
     return (
-        Launch(forward_kernel, b * blocks, device, eps, RELU=relu, **forward),
-        Launch(backward_kernel, b * blocks, device, RELU=relu, **backward),
+        Launch(forward_kernel, programs, device, eps, RELU=relu, **build),
+        Launch(backward_kernel, programs, device, RELU=relu, **build),
     )
 
 
-def _build(
-    channels: int, locations: int, size: int, bytes_of_one: int
-) -> tuple[int, dict[str, Any], dict[str, Any]]:
-    """Programs of a sample, and how the kernels are built: that of the forward pass, and the other."""
+def _build(samples: int, channels: int, locations: int, size: int) -> dict[str, int]:
+    """How the kernels are built for so many maps, with groups of ``size`` channels."""
     rows = power_of_two(locations)
     block = max(size, min(power_of_two(channels), max(LINE, LEAST_NUMBERS // rows)))
-    for most, least in ((MOST_ONCE, PIECE), (2 * MOST_ONCE, SECTOR)):
-        while rows * block > most and block > max(size, least):
-            block //= 2
-    warps = min(32, max(1, rows * block // NUMBERS_OF_A_WARP))
-    options = {"C": channels, "HW": locations, "SIZE": size, "GROUPS": block // size}
-    options |= {"num_warps": warps, "num_stages": 1}
-    forward, backward = {**options, "ROWS": rows}, {**options, "ROWS": rows}
+    while rows * block > MOST_ONCE and block > max(size, PIECE):
+        block //= 2
+    warps, stages = min(32, max(1, rows * block // NUMBERS_OF_A_WARP)), 1
     if rows * block > MOST_ONCE:
-        backward["ROWS"] = warps * NUMBERS_AT_A_TIME // block
-        if bytes_of_one == 2:
-            forward["maxnreg"] = backward["maxnreg"] = REGISTERS
-    return -(-channels // block), forward, backward
+        block, warps, stages = max(size, min(power_of_two(channels), MOST_CHANNELS)), WARPS, STAGES
+        while samples * channels < PROGRAMS * block and block > max(size, SECTOR):
+            block //= 2
+        rows = max(1, warps * NUMBERS_AT_A_TIME // block)
+    sizes = {"C": channels, "HW": locations, "SIZE": size, "GROUPS": block // size, "ROWS": rows}
+    return {**sizes, "STAGES": stages, "num_warps": warps, "num_stages": 1}

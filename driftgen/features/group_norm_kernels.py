@@ -1,5 +1,8 @@
-"""The kernels of ``driftgen.features.group_norm``: a program has all locations of some groups of a sample, so
-that a map comes from memory once, and goes to memory once."""
+"""The kernels of ``driftgen.features.group_norm``: a program has all locations of some groups of a sample.
+
+Maps that fit its registers come from memory once, and go to memory once. Larger ones are read twice, ROWS
+locations at a time, while those that follow are being read (STAGES: how often ROWS are under way).
+"""
 
 from __future__ import annotations
 
@@ -65,33 +68,78 @@ def _affine(centred, scale, shift):
 
 
 @triton.jit
-def forward_kernel(
-    x, weight, bias, other, y, statistics, epsilon,
-    RELU: tl.constexpr, C: tl.constexpr, HW: tl.constexpr, SIZE: tl.constexpr, GROUPS: tl.constexpr,
-    ROWS: tl.constexpr,
+def _moments(
+    x, sample, channel, C: tl.constexpr, HW: tl.constexpr, SIZE: tl.constexpr, GROUPS: tl.constexpr,
+    ROWS: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """y = (x − m) / √(v + ε) · weight + bias (+ other), no less than 0 if RELU. ``statistics``,
-    ``[B, 2, groups]``, takes m and 1 / √(v + ε). ROWS is at least HW.
+    """Mean and variance of each group, ``[GROUPS]``.
+
+    Every ROWS-th location has a mean and a sum of squares about it of its own, to which the next numbers are
+    joined: m += (m' − m) n' / (n + n'), q += q' + (m' − m)² n n' / (n + n'). So no digits are lost to a mean
+    far from zero, and threads meet only at the end.
     """
-    COUNT: tl.constexpr = C // SIZE
-    EVEN: tl.constexpr = (ROWS == HW) and (COUNT % GROUPS == 0)
-    sample, group, channel = _place(C, SIZE, GROUPS)
-    offsets, inside = _numbers(sample, 0, channel, C, HW, ROWS)
-    there = channel < C
-    values = _read(x, offsets, inside, EVEN).to(tl.float32)
-    mean = _mean(tl.sum(values, axis=2), HW * SIZE)
-    values = values - mean[None, :, None]
-    if not EVEN:
-        values = tl.where(inside, values, 0.0)
-    inverse = tl.rsqrt(_mean(tl.sum(values * values, axis=2), HW * SIZE) + epsilon)
-    scale = tl.load(weight + channel, mask=there, other=0.0).to(tl.float32) * inverse[:, None]
-    shift = tl.load(bias + channel, mask=there, other=0.0).to(tl.float32)
-    values = _affine(values, scale, shift)
+    count = tl.zeros((ROWS,), tl.float32)
+    means = tl.zeros((ROWS, GROUPS), tl.float32)
+    squares = tl.zeros((ROWS, GROUPS), tl.float32)
+    for first in tl.range(0, HW, ROWS, num_stages=STAGES):
+        offsets, inside = _numbers(sample, first, channel, C, HW, ROWS)
+        values = _read(x, offsets, inside, EVEN).to(tl.float32)
+        mean = tl.sum(values, axis=2) * (1.0 / SIZE)
+        values -= mean[:, :, None]
+        here = tl.where(first + tl.arange(0, ROWS) < HW, SIZE * 1.0, 0.0)
+        total = count + here
+        share = (here / total)[:, None]
+        away = mean - means
+        squares += tl.sum(values * values, axis=2) + away * away * (count[:, None] * share)
+        means += away * share
+        count = total
+    mean = _mean(means * count[:, None], HW * SIZE)
+    away = means - mean[None, :]
+    return mean, _mean(squares + away * away * count[:, None], HW * SIZE)
+
+
+@triton.jit
+def _finish(centred, scale, shift, other, y, offsets, inside, RELU: tl.constexpr, EVEN: tl.constexpr):
+    values = _affine(centred, scale, shift)
     if other is not None:
         values += _read(other, offsets, inside, EVEN).to(tl.float32)
     if RELU:
         values = tl.maximum(values, 0.0)
     _write(y, offsets, values, inside, EVEN)
+
+
+@triton.jit
+def forward_kernel(
+    x, weight, bias, other, y, statistics, epsilon,
+    RELU: tl.constexpr, C: tl.constexpr, HW: tl.constexpr, SIZE: tl.constexpr, GROUPS: tl.constexpr,
+    ROWS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """y = (x − m) / √(v + ε) · weight + bias (+ other), no less than 0 if RELU. ``statistics``,
+    ``[B, 2, groups]``, takes m and 1 / √(v + ε). With ROWS of less than HW, x is read twice.
+    """
+    COUNT: tl.constexpr = C // SIZE
+    EVEN: tl.constexpr = (HW % ROWS == 0) and (COUNT % GROUPS == 0)
+    sample, group, channel = _place(C, SIZE, GROUPS)
+    there = channel < C
+    scale = tl.load(weight + channel, mask=there, other=0.0).to(tl.float32)
+    shift = tl.load(bias + channel, mask=there, other=0.0).to(tl.float32)
+    if ROWS >= HW:
+        offsets, inside = _numbers(sample, 0, channel, C, HW, ROWS)
+        values = _read(x, offsets, inside, EVEN).to(tl.float32)
+        mean = _mean(tl.sum(values, axis=2), HW * SIZE)
+        values = values - mean[None, :, None]
+        if not EVEN:
+            values = tl.where(inside, values, 0.0)
+        inverse = tl.rsqrt(_mean(tl.sum(values * values, axis=2), HW * SIZE) + epsilon)
+        _finish(values, scale * inverse[:, None], shift, other, y, offsets, inside, RELU, EVEN)
+    else:
+        mean, variance = _moments(x, sample, channel, C, HW, SIZE, GROUPS, ROWS, STAGES, EVEN)
+        inverse = tl.rsqrt(variance + epsilon)
+        scale *= inverse[:, None]
+        for first in tl.range(0, HW, ROWS, num_stages=STAGES):
+            offsets, inside = _numbers(sample, first, channel, C, HW, ROWS)
+            values = _read(x, offsets, inside, EVEN).to(tl.float32) - mean[None, :, None]
+            _finish(values, scale, shift, other, y, offsets, inside, RELU, EVEN)
     if statistics is not None:
         place = statistics + sample * (2 * COUNT) + group
         tl.store(place, mean, mask=group < COUNT)
@@ -128,12 +176,12 @@ def _gradient(given, centred, scale, inverse, average, along):
 def backward_kernel(
     x, weight, bias, y, grad, statistics, grad_x, grad_other,
     RELU: tl.constexpr, C: tl.constexpr, HW: tl.constexpr, SIZE: tl.constexpr, GROUPS: tl.constexpr,
-    ROWS: tl.constexpr,
+    ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """∂other = ∂y where y > 0; ∂x = (g − mean g − x̂ · mean (g x̂)) / √(v + ε), with x̂ the normalised x and
     g = ∂other · weight.
 
-    With ROWS of less than HW everything is read twice, the second time from a cache.
+    With ROWS of less than HW everything is read twice, but for ∂y and y where ∂other holds what is needed.
     """
     COUNT: tl.constexpr = C // SIZE
     EVEN: tl.constexpr = (HW % ROWS == 0) and (COUNT % GROUPS == 0)
@@ -156,16 +204,22 @@ def backward_kernel(
     else:
         plain = tl.zeros((ROWS, GROUPS), tl.float32)
         product = tl.zeros((ROWS, GROUPS), tl.float32)
-        for first in range(0, HW, ROWS):
-            offsets, inside = _numbers(sample, first, channel, C, HW, ROWS)
-            given, centred = _given(x, y, grad, offsets, inside, mean, inverse, scale, shift, RELU, EVEN)
-            g = given.to(tl.float32) * scale[None, :, :]
-            plain += tl.sum(g, axis=2)
-            product += tl.sum(g * centred, axis=2)
-        average, along = _mean(plain, HW * SIZE), _mean(product, HW * SIZE)
-        for first in range(0, HW, ROWS):
+        for first in tl.range(0, HW, ROWS, num_stages=STAGES):
             offsets, inside = _numbers(sample, first, channel, C, HW, ROWS)
             given, centred = _given(x, y, grad, offsets, inside, mean, inverse, scale, shift, RELU, EVEN)
             if grad_other is not None:
                 _write(grad_other, offsets, given, inside, EVEN)
+            g = given.to(tl.float32) * scale[None, :, :]
+            plain += tl.sum(g, axis=2)
+            product += tl.sum(g * centred, axis=2)
+        average, along = _mean(plain, HW * SIZE), _mean(product, HW * SIZE)
+        if grad_other is not None:
+            tl.debug_barrier()  # what was written is read again
+        for first in tl.range(0, HW, ROWS, num_stages=STAGES):
+            offsets, inside = _numbers(sample, first, channel, C, HW, ROWS)
+            if grad_other is not None:
+                given = _read(grad_other, offsets, inside, EVEN)
+                centred = _read(x, offsets, inside, EVEN).to(tl.float32) - mean[None, :, None]
+            else:
+                given, centred = _given(x, y, grad, offsets, inside, mean, inverse, scale, shift, RELU, EVEN)
             _write(grad_x, offsets, _gradient(given, centred, scale, inverse, average, along), inside, EVEN)
