@@ -29,7 +29,7 @@ MOST_ONCE = 2**13
 # Then programs of so many warps and channels, if there are programs enough, and how often their numbers, one
 # load of 16 bytes for each thread and 16-bit map, are under way. With 128 channels backward 0.44, with 8
 # warps 0.44, without reading ahead 0.44 ms.
-WARPS, MOST_CHANNELS, PROGRAMS, STAGES = 4, 256, 512, 3
+WARPS, MOST_CHANNELS, PROGRAMS, STAGES = 4, 256, 512, 6
 NUMBERS_AT_A_TIME = 2**8  # of a warp
 
 

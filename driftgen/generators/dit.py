@@ -20,6 +20,7 @@ from driftgen.generators.attention_ops import attention, covers_attention
 from driftgen.generators.conditioning import Conditioning, ImageGenerator, RMSNorm, float32_linear
 from driftgen.generators.head_ops import covers_heads, turned_heads
 from driftgen.generators.noise import check_noise
+from driftgen.generators.sampling_ops import EightBits, covers_norm, norm_in_eight_bits
 from driftgen.generators.shared_ops import is_plain, linear_and_bias
 from driftgen.generators.stream_ops import (
     covers_stream,
@@ -204,9 +205,21 @@ class Block(nn.Module):
             return gated_residual(x, branch, mlp_gate, bias)
         parts = _modulation(self.modulation, condition, x.dtype)
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = parts.chunk(6, dim=-1)
+        if isinstance(first, RMSNorm) and isinstance(second, RMSNorm) and self._reads_eight_bits(x):
+            x, eights = norm_in_eight_bits(x, None, None, first.weight, scale, shift)
+            branch = self.attention(eights, cos, sin)
+            x, eights = norm_in_eight_bits(x, branch, gate, second.weight, mlp_scale, mlp_shift)
+            total: Tensor = x + mlp_gate * self.mlp(eights)
+            return total
         x = x + gate * self.attention(self.attention_norm(x) * (1 + scale) + shift, cos, sin)
         out: Tensor = x + mlp_gate * self.mlp(self.mlp_norm(x) * (1 + mlp_scale) + mlp_shift)
         return out
+
+    def _reads_eight_bits(self, x: Tensor) -> bool:
+        """Whether its layers take what a norm has rounded for them (``driftgen.generators.fp8``)."""
+        layers = self.attention.qkv, self.mlp
+        takes = all(getattr(layer, "takes_eight_bits", False) for layer in layers)
+        return takes and is_plain(self.attention, *layers) and covers_norm(x)
 
 
 class Attention(nn.Module):
@@ -223,7 +236,7 @@ class Attention(nn.Module):
         self.query_norm: nn.Module = RMSNorm(head) if c.qk_norm else nn.Identity()
         self.key_norm: nn.Module = RMSNorm(head) if c.qk_norm else nn.Identity()
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor | EightBits, cos: Tensor, sin: Tensor) -> Tensor:
         out: Tensor = self.output(self.mixed(x, cos, sin))
         return out
 
@@ -231,16 +244,18 @@ class Attention(nn.Module):
         """The same, and the last bias where it is owed its gradient (see ``linear_and_bias``)."""
         return linear_and_bias(self.output, self.mixed(x, cos, sin))
 
-    def mixed(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def mixed(self, x: Tensor | EightBits, cos: Tensor, sin: Tensor) -> Tensor:
         """What the output layer reads: softmax(q kᵀ / √head) v, ``[B, tokens, heads · head]``."""
         weights, heads = self._norm_weights(), self.num_heads
-        turned = weights is not None and covers_heads(x, heads, parts=1)
-        qkv, bias = linear_and_bias(self.qkv, x) if turned else (self.qkv(x), None)
+        if weights and isinstance(x, Tensor) and covers_heads(x, heads, parts=1):
+            qkv, bias = linear_and_bias(self.qkv, x)
+        else:
+            qkv, bias = self.qkv(x), None
         if weights and not self.float32 and covers_attention(qkv, heads, *weights, bias):
             return attention(qkv, *weights, cos, sin, heads, bias)
         q, k, v = self.heads(qkv, cos, sin, bias)
         if self.float32:
-            with torch.autocast(x.device.type, enabled=False):
+            with torch.autocast(v.device.type, enabled=False):
                 mixed = F.scaled_dot_product_attention(q.float(), k.float(), v.float()).to(v.dtype)
         else:
             mixed = F.scaled_dot_product_attention(q, k, v)

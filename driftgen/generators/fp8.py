@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from driftgen.errors import InputError
 from driftgen.generators.dit import Block, MLPLayer, SwiGLU
-from driftgen.generators.sampling_ops import covers_swiglu, swiglu_in_eight_bits
+from driftgen.generators.sampling_ops import EightBits, covers_swiglu, swiglu_in_eight_bits
 
 __all__ = ["Fp8Linear", "Fp8SwiGLU", "check_fp8", "has_fp8", "quantize", "use_fp8"]
 
@@ -87,6 +87,7 @@ class Fp8Linear(nn.Module):
     for each row. y has the number type of x, rounded to bfloat16.
     """
 
+    takes_eight_bits = True
     weight: Tensor
     scale: Tensor
     bias: Tensor
@@ -100,10 +101,11 @@ class Fp8Linear(nn.Module):
         self.register_buffer("scale", scale.t().contiguous())
         self.register_buffer("bias", bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | EightBits) -> Tensor:
         if torch.is_grad_enabled():
             raise InputError("fp8 layers have no gradient: call them under torch.inference_mode()")
-        out = self.product(*quantize(x.reshape(-1, x.shape[-1])))
+        rounded = (x.rows, x.scale) if isinstance(x, EightBits) else quantize(x.reshape(-1, x.shape[-1]))
+        out = self.product(*rounded)
         return out.to(x.dtype).reshape(*x.shape[:-1], -1)
 
     def product(self, rows: Tensor, scale: Tensor) -> Tensor:
@@ -130,11 +132,13 @@ class Fp8Linear(nn.Module):
 class Fp8SwiGLU(nn.Module):
     """W₃(silu(W₁x) · W₂x) with W₁ and W₂ as one product: x is rounded once."""
 
+    takes_eight_bits = True
+
     def __init__(self, mlp: SwiGLU) -> None:
         super().__init__()
         self.both, self.output = Fp8Linear(mlp.gate, mlp.value), Fp8Linear(mlp.output)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | EightBits) -> Tensor:
         both: Tensor = self.both(x)
         if covers_swiglu(both):
             out = self.output.product(*swiglu_in_eight_bits(both.flatten(0, -2)))

@@ -16,6 +16,7 @@ import triton.language as tl
 __all__ = ["backward_kernel", "forward_kernel"]
 
 EPS = tl.constexpr(1e-6)
+LARGEST = tl.constexpr(448.0)  # of float8e4nv
 
 
 @triton.jit
@@ -40,13 +41,14 @@ def _rows(tensor, at, inside):
 
 @triton.jit
 def forward_kernel(
-    x, branch, gate, weight, scale, shift, total, normed,
+    x, branch, gate, weight, scale, shift, total, normed, units,
     x_by_sample, gate_by_sample, scale_by_sample, shift_by_sample, tokens, chunk,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
-    GATED: tl.constexpr, NORMED: tl.constexpr,
+    GATED: tl.constexpr, NORMED: tl.constexpr, EIGHT: tl.constexpr,
 ):  # fmt: skip
     """total = x + gate · branch where GATED, normed = total / √(mean total² + ε) · weight · (1 + scale) +
-    shift where NORMED.
+    shift where NORMED; with EIGHT in 8 bits, n / s with s = max |n| / 448 of each token, which ``units``
+    takes.
     """
     sample, start, end = _tokens(tokens, chunk)
     column = tl.arange(0, BLOCK)
@@ -75,6 +77,13 @@ def forward_kernel(
         if NORMED:
             inverse = tl.rsqrt(tl.sum(value * value, axis=1)[:, None] * (1.0 / WIDTH) + EPS)
             value = value * inverse * factor + offset
+            if EIGHT:
+                value = value.to(stream).to(tl.float32)
+                # A token of zeros has to stay one.
+                largest = tl.max(tl.where(inside, tl.abs(value), 0.0), axis=1)
+                unit = tl.maximum(largest, 1e-12) * (1.0 / LARGEST)
+                value *= tl.div_rn(tl.full(unit.shape, 1.0, tl.float32), unit)[:, None]
+                tl.store(units + sample * tokens + r, unit, mask=r < end)
             tl.store(normed + at, value.to(normed.dtype.element_ty), mask=inside)
 
 

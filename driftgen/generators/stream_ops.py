@@ -17,7 +17,7 @@ from torch import Tensor
 from driftgen.devices import power_of_two
 from driftgen.generators.shared_ops import VECTOR, has_kernels
 
-__all__ = ["covers_stream", "gated_norm", "gated_residual", "modulated_norm", "stream_norm"]
+__all__ = ["covers_stream", "fits_stream", "gated_norm", "gated_residual", "modulated_norm", "stream_norm"]
 
 MOST_WIDTH = 2048
 # Tokens at a time, and how often that many are under way. On an H200, 512 x 272 x 768, both ways of a gated
@@ -32,14 +32,14 @@ def covers_stream(x: Tensor) -> bool:
     """Whether the functions of the residual stream take this one, ``[B, T, h]``: h up to 2048, a multiple of
     16. Only where gradients are wanted: without them PyTorch compiles it as well.
     """
+    return torch.is_grad_enabled() and fits_stream(x)
+
+
+def fits_stream(x: Tensor) -> bool:
+    """Whether the kernels of the residual stream take it, with or without gradients."""
     tokens, width = x.shape[-2:]
     return (
-        torch.is_grad_enabled()
-        and has_kernels(x)
-        and x.ndim == 3
-        and width % 16 == 0
-        and width <= MOST_WIDTH
-        and tokens * width < 2**31
+        has_kernels(x) and x.ndim == 3 and width % 16 == 0 and width <= MOST_WIDTH and tokens * width < 2**31
     )
 
 
@@ -224,9 +224,9 @@ def _norm(
     chunk = _chunk(batch, tokens)
     with torch.cuda.device_of(x):
         forward_kernel[(batch * -(-tokens // chunk),)](
-            x, branch, gate, weight.contiguous(), scale, shift, total, normed,
+            x, branch, gate, weight.contiguous(), scale, shift, total, normed, gate,
             x.stride(0), gate.stride(0), scale.stride(0), shift.stride(0), tokens, chunk,
-            GATED=gated, NORMED=True, **_norm_options(width),
+            GATED=gated, NORMED=True, EIGHT=False, **_norm_options(width),
         )  # fmt: skip
     return total, normed
 
@@ -304,9 +304,9 @@ def _residual(x: Tensor, branch: Tensor, gate: Tensor) -> Tensor:
     chunk = _chunk(batch, tokens)
     with torch.cuda.device_of(x):
         forward_kernel[(batch * -(-tokens // chunk),)](
-            x, branch, gate, gate, gate, gate, total, total,
+            x, branch, gate, gate, gate, gate, total, total, gate,
             x.stride(0), gate.stride(0), 0, 0, tokens, chunk,
-            GATED=True, NORMED=False, **_norm_options(width),
+            GATED=True, NORMED=False, EIGHT=False, **_norm_options(width),
         )  # fmt: skip
     return total
 
