@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["has_kernels", "on", "power_of_two", "without_kernels"]
+__all__ = ["has_kernels", "is_recorded", "on", "power_of_two", "without_kernels"]
 
 DEVICES = {"cuda"}
 LEAST_CAPABILITY = (8, 0)  # the first with tensor cores for bfloat16
@@ -47,6 +47,11 @@ def on(device: torch.device) -> AbstractContextManager[Any]:
     if device.type != "cuda" or device.index in (None, torch.cuda.current_device()):
         return nullcontext()
     return torch.cuda.device(device)
+
+
+def is_recorded(device: torch.device) -> bool:
+    """Whether what is launched now becomes part of a CUDA graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def power_of_two(n: int) -> int:

@@ -140,3 +140,44 @@ def test_memory_bound():
     t = n + p + m
     bound = 4 * 2 * chunk * (8 * n * t + 6 * n * width + 5 * t * width)
     assert torch.cuda.max_memory_allocated() - held <= bound + 2**20
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_recorded_loss(weighted):
+    """A CUDA graph of the loss and its gradient gives, with each replay, what a call gives."""
+    names = {"a": (3, 64), "b": (1, 64), "c": (2, 128)}
+    sets = [
+        {
+            name: torch.randn(4, n, *shape, device="cuda", dtype=torch.bfloat16)
+            for name, shape in names.items()
+        }
+        for n in (16, 24, 8)
+    ]
+    leaves = [tensor.requires_grad_() for tensor in sets[0].values()]
+    weight = torch.rand(4, 24, device="cuda") + 0.5 if weighted else None
+    loss = dg.DriftingLoss()
+
+    def call():
+        out = loss(*sets, positive_weight=weight)
+        return out.loss, *torch.autograd.grad(out.loss, leaves)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = call()
+    for seed in range(2):
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for features in sets:
+                for tensor in features.values():
+                    tensor.normal_()
+        scratch = [torch.full((2**20,), 7, device="cuda") for _ in range(4)]  # memory of before is used anew
+        graph.replay()
+        del scratch
+        for got, want in zip(found, call(), strict=True):
+            assert torch.equal(got, want)

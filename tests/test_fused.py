@@ -11,7 +11,7 @@ import driftgen as dg
 from driftgen import devices
 from driftgen.compiling import to_channels_last
 from driftgen.features import FeatureStack, ResNetMAE
-from driftgen.fused import covers, engine, kernels
+from driftgen.fused import covers, engine, kernels, shapes
 from driftgen.generators.image_mlp import ImageMLP
 from driftgen.launching import Launch
 from driftgen.problems import buckets_by_width
@@ -392,3 +392,24 @@ def test_a_cpu_is_not_covered(monkeypatch):
     monkeypatch.undo()
     here = {"": torch.zeros(1, 2, 1, 8)}
     assert not covers(dg.DriftingLoss().settings, buckets_by_width(here, here, None))
+
+
+def test_tables_of_a_recorded_call(monkeypatch):
+    """What a CUDA graph would write with every replay is what is copied otherwise."""
+    sets = [
+        {"a": torch.randn(2, n, 2, 4, device=DEVICE), "b": torch.randn(2, n, 1, 4, device=DEVICE)}
+        for n in (4, 5, 6)
+    ]
+    built, real = [], shapes._recorded_table
+    recorded = lambda rows, device: built.append(real(rows, device)) or built[-1]  # noqa: E731
+    monkeypatch.setattr(shapes, "_recorded_table", recorded)
+    for negatives in (sets[2], None):
+        outs = []
+        for now in (False, True):
+            monkeypatch.setattr(shapes, "is_recorded", lambda device, now=now: now)
+            leaves = {name: tensor.clone().requires_grad_() for name, tensor in sets[0].items()}
+            out = dg.DriftingLoss()(leaves, sets[1], negatives)
+            outs.append([out.loss, *torch.autograd.grad(out.loss, list(leaves.values()))])
+        assert all(torch.equal(a, b) for a, b in zip(*outs, strict=True))
+    assert len(built) == 4  # with gradients and without, each time
+    assert all(table.shape == (2, 10) and table.dtype == torch.int64 for table in built)

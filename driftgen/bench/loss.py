@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -114,8 +115,10 @@ def loss_operations(case: Case) -> float:
     return 2.0 * pairs * case.numbers * (1 + len(TEMPERATURES) + 1)
 
 
-def measure_loss(case: Case, dtype: torch.dtype, device: torch.device, repeats: int) -> Row:
-    """One case: ours, the PyTorch path (which may be ours), the plain implementation if it is small."""
+def measure_loss(case: Case, dtype: torch.dtype, device: torch.device, repeats: int) -> list[Row]:
+    """One case: ours, the PyTorch path (which may be ours), the plain implementation if it is small. Where
+    kernels do it, recorded as a CUDA graph too: what it costs a training step that is recorded as a whole.
+    """
     sets = case.draw(dtype, device)
     leaves = [tensor.requires_grad_() for tensor in sets[0].values()]
     inputs = count_bytes(tensor for features in sets for tensor in features.values())
@@ -137,6 +140,12 @@ def measure_loss(case: Case, dtype: torch.dtype, device: torch.device, repeats: 
     ours = run(lambda *given: loss(*given).loss)
     references = {"eager": ours}
     free(device)
+    recorded = None
+    if kernels and device.type == "cuda":
+        replay = _recorded(lambda: torch.autograd.grad(loss(*sets).loss, leaves))
+        recorded = timed(replay, device, repeats, cold_peak=True)
+        del replay
+        free(device)
     if kernels:
         with without_kernels():
             references["eager"] = run(lambda *given: loss(*given).loss)
@@ -147,17 +156,46 @@ def measure_loss(case: Case, dtype: torch.dtype, device: torch.device, repeats: 
     card = card_of(device)
     known = card is not None and dtype == torch.bfloat16 and case.features.keys() == {""}
     key = (case.groups, case.generated, case.positives, case.negatives, case.numbers)
-    return Row(
-        case.name,
-        f"{str(dtype).removeprefix('torch.')}, {'kernels' if kernels else 'PyTorch path'}",
-        ours,
-        references,
-        card.loss.get(key) if card is not None and known else None,
-        least_time(card, moved=least, operations=loss_operations(case), dtype=dtype),
-        held_bytes=inputs,
-        least_bytes=least,
-        more={"engine": "kernels" if kernels else "PyTorch", "features": len(case.features)},
-    )
+    engine = "kernels" if kernels else "PyTorch path"
+    rows = []
+    for timing, how in ((ours, engine), *([(recorded, "CUDA graph")] if recorded else [])):
+        rows.append(
+            Row(
+                case.name,
+                f"{str(dtype).removeprefix('torch.')}, {how}",
+                timing,
+                references,
+                card.loss.get(key) if card is not None and known else None,
+                least_time(card, moved=least, operations=loss_operations(case), dtype=dtype),
+                held_bytes=inputs,
+                least_bytes=least,
+                more={"engine": "kernels" if kernels else "PyTorch", "features": len(case.features)},
+            )
+        )
+    return rows
+
+
+def _recorded(step: Callable[[], Any]) -> Callable[[], None]:
+    """Records a call that reads the same memory every time as a CUDA graph when it is first called, and
+    replays it.
+    """
+    graphs: list[torch.cuda.CUDAGraph] = []
+
+    def replay() -> None:
+        if not graphs:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(3):  # what is compiled at a first call must not be recorded
+                    step()
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                step()
+            graphs.append(graph)
+        graphs[0].replay()
+
+    return replay
 
 
 def _plain_bytes(case: Case) -> int:

@@ -41,7 +41,7 @@ def loss(
     arguments = _arguments(locals())
     from driftgen.bench.clock import find_device
     from driftgen.bench.loss import Case, default_cases, measure_loss
-    from driftgen.bench.record import check_json, machine, make_record, show_rows, write_json
+    from driftgen.bench.record import Row, check_json, machine, make_record, show_rows, write_json
     from driftgen.progress import track
 
     place = find_device(device)
@@ -57,11 +57,11 @@ def loss(
         cases = default_cases(place)
     _check_repeats(repeats)
     check_json(json)
-    rows = []
+    rows: list[Row] = []
     with track("loss", len(cases), "ms") as on_step:
-        for case in cases:
-            rows.append(measure_loss(case, numbers, place, repeats))
-            on_step(len(rows), 1000 * (rows[-1].timing.seconds if rows[-1].timing else 0))
+        for done, case in enumerate(cases, 1):
+            rows += measure_loss(case, numbers, place, repeats)
+            on_step(done, 1000 * (rows[-1].timing.seconds if rows[-1].timing else 0))
     show_rows(rows, f"Drifting loss, forward + gradient\n{machine(place)}")
     if json is not None:
         write_json(json, make_record(_command(), arguments, place, [row.as_record() for row in rows]))

@@ -6,10 +6,14 @@ import triton
 import triton.language as tl
 
 __all__ = [
+    "APART",
     "FIELDS",
     "FIRST",
+    "GENERATED",
     "GRADIENT",
+    "NEGATIVES",
     "POSITION",
+    "POSITIVES",
     "VECTORS",
     "address",
     "distances",

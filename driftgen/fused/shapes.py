@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from driftgen.devices import has_kernels, power_of_two
+from driftgen.devices import has_kernels, is_recorded, on, power_of_two
 from driftgen.kernels import gaussian, inverse_multiquadric, laplace
 from driftgen.normalization import both, over_y
 from driftgen.problems import Bucket
@@ -119,7 +119,10 @@ class Shape:
         tensors = [tensor for tensors in sets for tensor in tensors]
         origin, apart = tensors[0].data_ptr(), tuple([tensor.stride(0) for tensor in tensors])
         tensors += gradients
-        return _table(self, tuple([tensor.data_ptr() - origin for tensor in tensors]), apart, device)
+        away = tuple([tensor.data_ptr() - origin for tensor in tensors])
+        if is_recorded(device):
+            return _recorded_table(_rows(self, away, apart), device)
+        return _table(self, away, apart, device)
 
     def kept(self, temperatures: int) -> int:
         """Numbers that the products leave for the gradient of a problem; see ``driftgen.fused.kernels``."""
@@ -200,9 +203,23 @@ def numbers_of(shape: Shape, exact: torch.dtype, device: torch.device) -> Number
 
 @functools.lru_cache(maxsize=256)
 def _table(shape: Shape, away: tuple[int, ...], apart: tuple[int, ...], device: torch.device) -> Tensor:
-    """``Shape.table``, from bytes between the first tensor and each, and numbers between groups of each set.
-    Kept, since memory is often given out in the same places again.
-    """
+    """``Shape.table``. Kept, since memory is often given out in the same places again."""
+    return torch.tensor(_rows(shape, away, apart)).to(device, non_blocking=True)
+
+
+def _recorded_table(rows: list[tuple[int, ...]], device: torch.device) -> Tensor:
+    """As launches, since a CUDA graph would read the host's memory again with every replay."""
+    from driftgen.fused.statistics import table_row
+
+    table = torch.empty(len(rows), len(rows[0]), dtype=torch.int64, device=device)
+    with on(device):
+        for row, numbers in zip(table, rows, strict=True):
+            table_row[(1,)](row, *numbers, num_warps=1)
+    return table
+
+
+def _rows(shape: Shape, away: tuple[int, ...], apart: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """From bytes between the first tensor and each, and numbers between groups of each set."""
     count = len(shape.features)
     rows = [
         [byte // shape.dtype.itemsize for byte in away],
@@ -214,5 +231,4 @@ def _table(shape: Shape, away: tuple[int, ...], apart: tuple[int, ...], device: 
     rows[0] += [0] * (4 * count - len(rows[0]))
     columns = [row[i : i + count] for row in rows for i in range(0, len(row), count)]
     columns[4:4] = [list(shape.vectors), shape.first]
-    found = list(zip(*columns, shape.features, strict=True))
-    return torch.tensor(found).to(device, non_blocking=True)
+    return list(zip(*columns, shape.features, strict=True))

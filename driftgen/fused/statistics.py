@@ -13,9 +13,38 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from driftgen.fused.distances import FIELDS, FIRST, POSITION, VECTORS
+from driftgen.fused.distances import (
+    APART,
+    FIELDS,
+    FIRST,
+    GENERATED,
+    GRADIENT,
+    NEGATIVES,
+    POSITION,
+    POSITIVES,
+    VECTORS,
+)
 
-__all__ = ["drift_statistics", "group_statistics", "scale_statistics"]
+__all__ = ["drift_statistics", "group_statistics", "scale_statistics", "table_row"]
+
+
+@triton.jit
+def table_row(
+    row, generated: tl.int64, negatives: tl.int64, positives: tl.int64, gradient: tl.int64,
+    vectors: tl.int64, first: tl.int64, apart: tl.int64, negatives_apart: tl.int64,
+    positives_apart: tl.int64, position: tl.int64,
+):  # fmt: skip
+    """One row of the table that says where a feature lies, from numbers that go with the launch."""
+    tl.store(row + GENERATED, generated)
+    tl.store(row + NEGATIVES, negatives)
+    tl.store(row + POSITIVES, positives)
+    tl.store(row + GRADIENT, gradient)
+    tl.store(row + VECTORS, vectors)
+    tl.store(row + FIRST, first)
+    tl.store(row + APART, apart)
+    tl.store(row + APART + 1, negatives_apart)
+    tl.store(row + APART + 2, positives_apart)
+    tl.store(row + POSITION, position)
 
 
 @triton.jit
