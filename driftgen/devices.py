@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["has_kernels", "is_recorded", "on", "power_of_two", "without_kernels"]
+__all__ = ["has_kernels", "is_current", "is_recorded", "on", "power_of_two", "without_kernels"]
 
 DEVICES = {"cuda"}
 LEAST_CAPABILITY = (8, 0)  # the first with tensor cores for bfloat16
@@ -44,9 +44,12 @@ def on(device: torch.device) -> AbstractContextManager[Any]:
     """Where a kernel is launched: entered only if it is another device than the present one, as that takes as
     long as a launch.
     """
-    if device.type != "cuda" or device.index in (None, torch.cuda.current_device()):
-        return nullcontext()
-    return torch.cuda.device(device)
+    return nullcontext() if is_current(device) else torch.cuda.device(device)
+
+
+def is_current(device: torch.device) -> bool:
+    """Whether kernels are launched there as it is."""
+    return device.type != "cuda" or device.index in (None, torch.cuda.current_device())
 
 
 def is_recorded(device: torch.device) -> bool:

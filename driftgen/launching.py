@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from driftgen.devices import on
+from driftgen.devices import is_current, on
 
 __all__ = ["Launch"]
 
@@ -36,9 +36,13 @@ class Launch:
         addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
         aligned = not [address for address in addresses if address and address % ALIGNED]
         types = tuple([None if tensor is None else tensor.dtype for tensor in tensors])
+        known = self._compiled.get(types) if aligned else None
+        if known is not None and is_current(self.device):
+            known(*addresses, *self._rest)
+            return
         with on(self.device):
-            if aligned and types in self._compiled:
-                self._compiled[types](*addresses, *self._rest)
+            if known is not None:
+                known(*addresses, *self._rest)
                 return
             compiled = self.kernel[(self.programs,)](*tensors, *self.numbers, **self.options)
         if aligned and compiled is not None:  # None in Triton's interpreter
