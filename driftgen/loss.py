@@ -217,7 +217,7 @@ class _Combine(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, passes: AnyPasses, *generated: Tensor) -> tuple[Tensor, Tensor]:
         loss, (per_group, ctx.gradient, saved) = passes.combine()
-        ctx.all_groups, ctx.shapes = passes.all_groups, [tensor.shape for tensor in generated]
+        ctx.all_groups, ctx.shape = passes.all_groups, generated[0].shape
         ctx.save_for_backward(*saved)
         ctx.set_materialize_grads(False)
         return loss, per_group.float()
@@ -229,7 +229,9 @@ class _Combine(torch.autograd.Function):
         if loss is not None:
             upstream = loss if upstream is None else upstream + loss
         gradients = ctx.gradient.read(upstream, ctx.saved_tensors)
-        return (None, *[each.view(shape) for each, shape in zip(gradients, ctx.shapes, strict=True)])
+        if len(ctx.shape) != 4:  # a single tensor, not a set of features [G, N, V, D]
+            gradients = [gradients[0].view(ctx.shape)]
+        return (None, *gradients)
 
 
 def _join_weights(groups: int, device: torch.device, *parts: tuple[str, Tensor | None, int]) -> Tensor | None:
