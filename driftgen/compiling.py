@@ -15,11 +15,12 @@ MOST_FORMS = 64
 def compile_blocks(network: nn.Module, *kinds: type[nn.Module]) -> None:
     """Compiles every module of these kinds in place, the outermost ones; names and weights stay.
 
-    ``copy.deepcopy`` (such as that of averaged weights) gives plain modules.
+    For the sizes they get: blocks of other widths are no reason to compile for any size, which takes longer
+    and gives slower code. ``copy.deepcopy`` (such as that of averaged weights) gives plain modules.
     """
     for child in network.children():
         if isinstance(child, kinds):
-            child.compile()
+            child.compile(dynamic=False)
         else:
             compile_blocks(child, *kinds)
 
@@ -37,7 +38,7 @@ def compile_parts(network: nn.Module) -> None:
     if callable(own):
         own()
     else:
-        network.compile()
+        network.compile(dynamic=False)
 
 
 def to_channels_last(network: nn.Module) -> None:

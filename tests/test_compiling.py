@@ -16,6 +16,7 @@ from driftgen.training.optimizer import make_optimizer
 from tests.test_trainer import config, final, run
 
 compiled: list[str] = []
+PLAIN = torch.compile
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +27,7 @@ def _without_a_backend(monkeypatch):
 
     def compile(function, **options):
         compiled.append(getattr(function, "__qualname__", type(function).__name__))
-        return real(function, backend="aot_eager")
+        return real(function, backend="aot_eager", dynamic=options.get("dynamic"))
 
     monkeypatch.setattr(torch, "compile", compile)
     torch._dynamo.reset()
@@ -69,6 +70,26 @@ def test_generators(name):
     blocks = [module for module in network.modules() if module._compiled_call_impl is not None]
     assert len(blocks) == {"dit": 5, "unet": 4, "mlp": 1}[name]
     assert not [m for m in copy.deepcopy(network).modules() if m._compiled_call_impl is not None]
+
+
+def test_blocks_of_a_unet_are_compiled_for_their_sizes(monkeypatch):
+    """Each of them once, though its levels have other widths and other numbers of pixels."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append([value for value in inputs if isinstance(value, torch.SymInt)])
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda f, **o: PLAIN(f, backend=backend, dynamic=o.get("dynamic")))
+    network = UNet2D(
+        input_size=8, widths=(16, 32, 48), blocks=(1, 1, 1), attention_levels=(2,), groups=8, head_size=16
+    )
+    compile_parts(network)
+    for _ in range(2):
+        network(network.sample_noise(2), torch.tensor([0, 1]), 1.0).sum().backward()
+    # Three levels down, the middle like the last of them, three up, and the norm at the end.
+    assert len(graphs) == 3 + 3 + 1
+    assert not any(graphs)
 
 
 def test_gradients_under_autocast():
