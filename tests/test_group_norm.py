@@ -111,7 +111,12 @@ def test_without_a_sum_the_mask_is_found_again(dtype, shape):
     # The same with ReLU outside, by the y that was written.
     plain = group_norm(x, 4, weight, bias, 1e-6, None, False)
     (wanted,) = torch.autograd.grad(plain, x, torch.where(y > 0, upstream, 0))
-    assert torch.equal(found, wanted)
+    if DEVICE == "cuda" and dtype == torch.float32:
+        # Compilers join products and sums as they like: not a last digit of an element, but far less than
+        # what one element of the weakest channel, 1e-8, would add in passing.
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=2e-9)
+    else:
+        assert torch.equal(found, wanted)
 
 
 def test_what_is_kept():

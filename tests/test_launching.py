@@ -1,6 +1,7 @@
 """Launches that skip Triton's look at their arguments pass the same ones, to the same compiled kernel."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -71,9 +72,17 @@ type(add_kernel).run = run
 for given in calls:
     launch(*given)
 usual = count
+again = Launch(add_kernel, 7, block.device, 100, 0.25, BLOCK=256, ROUND=False, num_warps=2)
+again.prepare(torch.float16, torch.float32, torch.float32)
+again._prepared.result()
+known = sum(len(cache) for cache, *_ in add_kernel.device_caches.values())
+again(*half)
+compiled = sum(len(cache) for cache, *_ in add_kernel.device_caches.values()) - known
+del seen[len(calls):]
 for given in calls:
     add_kernel[(7,)](*given, 100, 0.5, ROUND=True, BLOCK=128, num_warps=2)
-print(json.dumps({"ours": seen[: len(calls)], "usual": seen[len(calls) :], "looked": usual}))
+ours, others = seen[: len(calls)], seen[len(calls) :]
+print(json.dumps({"ours": ours, "usual": others, "looked": usual, "compiled": compiled}))
 """
 
 
@@ -83,6 +92,7 @@ def test_what_is_launched_is_what_triton_would_launch(tmp_path):
     script.write_text(SCRIPT)
     environment = {
         "PATH": "",
+        "PYTHONPATH": os.pathsep.join(sys.path),
         "TRITON_INTERPRET": "0",
         "TRITON_CACHE_DIR": str(tmp_path),
         "HOME": str(tmp_path),
@@ -92,6 +102,7 @@ def test_what_is_launched_is_what_triton_would_launch(tmp_path):
     found = json.loads(done.stdout)
     assert found["ours"] == found["usual"]
     assert found["looked"] == 4  # once for each kind of tensors, and whenever they are not aligned
+    assert found["compiled"] == 0  # of what was prepared
     variants = [name for name, *_ in found["ours"]]
     assert len(set(variants[:5])) == 4
     assert variants[5:] == [variants[0], *variants[3:5]]

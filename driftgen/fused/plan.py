@@ -103,7 +103,7 @@ def _part(
     of_group = _at_a_time(shape.all_vectors)
     counts = shape.groups, shape.all_vectors, shape.samples[0]
     pairs = 0 if weighted else shape.groups * sum(shape.samples)
-    return Part(
+    part = Part(
         shape,
         numbers,
         shape.problems * shape.left,
@@ -128,6 +128,13 @@ def _part(
         ),
         (gradient_launch(0), gradient_launch(1)),
     )  # fmt: skip
+    # The three that take longest, side by side: tensors as ``driftgen.fused.engine`` gives them.
+    place = shape.dtype, torch.int64, torch.int64, torch.float32
+    part.scale.prepare(*place, *[torch.float32] * 2)
+    part.products.prepare(*place, *[torch.float32] * 5)
+    if gradient:
+        part.gradients[0].prepare(*place, *[torch.float32] * 5)
+    return part
 
 
 def _at_a_time(problems: int) -> dict[str, int]:

@@ -28,7 +28,12 @@ from driftgen.fused.distances import (
 __all__ = ["drift_statistics", "group_statistics", "scale_statistics", "table_row"]
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "generated", "negatives", "positives", "gradient", "vectors", "first", "apart", "negatives_apart",
+        "positives_apart", "position",
+    ]
+)  # fmt: skip
 def table_row(
     row, generated: tl.int64, negatives: tl.int64, positives: tl.int64, gradient: tl.int64,
     vectors: tl.int64, first: tl.int64, apart: tl.int64, negatives_apart: tl.int64,
