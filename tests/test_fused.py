@@ -413,3 +413,16 @@ def test_tables_of_a_recorded_call(monkeypatch):
         assert all(torch.equal(a, b) for a, b in zip(*outs, strict=True))
     assert len(built) == 4  # with gradients and without, each time
     assert all(table.shape == (2, 10) and table.dtype == torch.int64 for table in built)
+
+
+@pytest.mark.parametrize("places", [{"cpu", "cuda"}, set()], ids=["kernels", "PyTorch"])
+def test_gradients_of_the_loss_and_of_its_shares_add_up(places, monkeypatch):
+    monkeypatch.setattr(devices, "DEVICES", places)
+    gen, pos, neg = (torch.randn(3, n, 8, device=DEVICE) for n in (4, 5, 2))
+    gen.requires_grad_()
+    out = dg.DriftingLoss()(gen, pos, neg)
+    factor = torch.tensor([1.0, -2.0, 3.0], device=DEVICE)
+    values = out.loss, (factor * out.per_group).sum(), 2 * out.loss + (factor * out.per_group).sum()
+    of_loss, of_shares, of_both = (torch.autograd.grad(v, gen, retain_graph=True)[0] for v in values)
+    assert error(of_both, 2 * of_loss + of_shares) < 1e-6
+    assert error(out.per_group.mean(), out.loss) < 1e-6

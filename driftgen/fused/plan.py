@@ -102,7 +102,7 @@ def _part(
     of_feature = _at_a_time(shape.groups * max(shape.vectors))
     of_group = _at_a_time(shape.all_vectors)
     counts = shape.groups, shape.all_vectors, shape.samples[0]
-    pairs = 0 if weighted else shape.groups * sum(shape.samples)
+    pairs = shape.groups * sum(shape.samples)
     part = Part(
         shape,
         numbers,
