@@ -14,7 +14,9 @@ from torch.utils.checkpoint import checkpoint
 from driftgen.compiling import compile_blocks
 from driftgen.errors import InputError, unknown_name
 from driftgen.generators.conditioning import Conditioning, ImageGenerator, RMSNorm, float32_linear
+from driftgen.generators.map_norm_ops import covers_map_norm, map_norm
 from driftgen.generators.noise import check_noise
+from driftgen.generators.shared_ops import is_plain
 
 __all__ = ["UNet2D", "UNet2DConfig"]
 
@@ -174,7 +176,7 @@ class UNet2D(ImageGenerator):
                 x = self._run(layer, torch.cat([x, skips.pop()], dim=1), activated)
             else:
                 x = layer(x)
-        out: Tensor = self.output(F.silu(self.final_norm(x, activated)))
+        out: Tensor = self.output(self.final_norm.activated(x, activated))
         return out
 
     def _run(self, block: nn.Module, x: Tensor, condition: Tensor) -> Tensor:
@@ -199,8 +201,8 @@ class Block(nn.Module):
         self.attention: nn.Module = Attention(c, width) if level in c.attention_levels else nn.Identity()
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        h = self.first(F.silu(self.first_norm(x, condition)))
-        h = self.second(F.silu(self.second_norm(h, condition)))
+        h = self.first(self.first_norm.activated(x, condition))
+        h = self.second(self.second_norm.activated(h, condition))
         out: Tensor = self.attention(self.shortcut(x) + h)
         return out
 
@@ -219,6 +221,12 @@ class AdaptiveNorm(nn.Module):
         parts = float32_linear(self.modulation, condition).to(x.dtype)[:, :, None, None]
         scale, shift = parts.chunk(2, dim=1)
         return group_norm(x, self.groups) * (1 + scale) + shift
+
+    def activated(self, x: Tensor, condition: Tensor) -> Tensor:
+        """silu of it."""
+        if is_plain(self, self.modulation) and covers_map_norm(x, self.groups):
+            return map_norm(x, self.groups, *float32_linear(self.modulation, condition).chunk(2, dim=1))
+        return F.silu(self(x, condition))
 
 
 class Attention(nn.Module):
