@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from driftgen.devices import power_of_two
-from driftgen.generators.shared_ops import VECTOR, has_kernels
+from driftgen.generators.shared_ops import VECTOR, has_kernels, side_by_side
 
 __all__ = ["covers_map_norm", "map_norm"]
 
@@ -72,16 +72,12 @@ def _map(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def _part(modulation: Tensor) -> Tensor:
-    return modulation if modulation.stride(1) == 1 else modulation.contiguous()
-
-
 @torch.library.custom_op("driftgen::map_norm", mutates_args=())
 def _norm(x: Tensor, groups: int, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
     """The result, and m and 1 / √(v + 1e-6) of each group, ``[B, 2, groups]``."""
     from driftgen.generators.map_norm_kernels import forward_kernel
 
-    x, scale, shift = _map(x), _part(scale), _part(shift)
+    x, scale, shift = _map(x), side_by_side(scale), side_by_side(shift)
     y = torch.empty_like(x, memory_format=torch.channels_last)
     statistics = x.new_empty(len(x), 2, groups, dtype=torch.float32)
     with torch.cuda.device_of(x):
@@ -104,7 +100,7 @@ def _norm_back(
     """The gradient of x, and those of scale and shift, ``[B, 2, C]``, in float32."""
     from driftgen.generators.map_norm_kernels import backward_kernel
 
-    grad, x, scale, shift = _map(grad), _map(x), _part(scale), _part(shift)
+    grad, x, scale, shift = _map(grad), _map(x), side_by_side(scale), side_by_side(shift)
     grad_x = torch.empty_like(x, memory_format=torch.channels_last)
     sums = x.new_empty(len(x), 2, x.shape[1], dtype=torch.float32)
     with torch.cuda.device_of(x):

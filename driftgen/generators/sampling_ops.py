@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from driftgen.devices import power_of_two
-from driftgen.generators.shared_ops import has_kernels
-from driftgen.generators.stream_ops import _chunk, _norm_options, _part, _stream, fits_stream
+from driftgen.generators.shared_ops import has_kernels, side_by_side
+from driftgen.generators.stream_ops import _chunk, _norm_options, _stream, fits_stream
 
 __all__ = ["EightBits", "covers_norm", "covers_swiglu", "norm_in_eight_bits", "swiglu_in_eight_bits"]
 
@@ -57,13 +57,13 @@ def _norm_in_eight_bits(
 ) -> tuple[Tensor, Tensor, Tensor]:
     from driftgen.generators.stream_kernels import forward_kernel
 
-    x, scale, shift = _stream(x), _part(scale), _part(shift)
+    x, scale, shift = _stream(x), side_by_side(scale), side_by_side(shift)
     batch, tokens, width = x.shape
     eights = x.new_empty(batch * tokens, width, dtype=torch.float8_e4m3fn)
     scales = x.new_empty(batch * tokens, 1, dtype=torch.float32)
     gated = branch is not None and gate is not None
     total = x.new_empty(x.shape if gated else 0)
-    branch, gate = (x, scale) if branch is None or gate is None else (branch.contiguous(), _part(gate))
+    branch, gate = (x, scale) if branch is None or gate is None else (branch.contiguous(), side_by_side(gate))
     chunk = _chunk(batch, tokens)
     with torch.cuda.device_of(x):
         forward_kernel[(batch * -(-tokens // chunk),)](

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from driftgen import devices
 
-__all__ = ["VECTOR", "has_kernels", "is_plain", "linear_and_bias"]
+__all__ = ["VECTOR", "has_kernels", "is_plain", "linear_and_bias", "side_by_side"]
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 VECTOR = 8  # numbers of a thread side by side: 16 bytes of a 16-bit type
@@ -51,3 +51,10 @@ def is_plain(*modules: nn.Module) -> bool:
         m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
         for m in modules
     )
+
+
+def side_by_side(modulation: Tensor) -> Tensor:
+    """Scale, shift or gate with the numbers of a sample beside each other; samples may lie apart, as parts of
+    one layer's output do.
+    """
+    return modulation if modulation.stride(-1) == 1 else modulation.contiguous()

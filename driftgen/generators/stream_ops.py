@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from driftgen.devices import power_of_two
-from driftgen.generators.shared_ops import VECTOR, has_kernels
+from driftgen.generators.shared_ops import VECTOR, has_kernels, side_by_side
 
 __all__ = ["covers_stream", "fits_stream", "gated_norm", "gated_residual", "modulated_norm", "stream_norm"]
 
@@ -201,10 +201,6 @@ def _stream(x: Tensor) -> Tensor:
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
 
-def _part(modulation: Tensor) -> Tensor:
-    return modulation if modulation.stride(-1) == 1 else modulation.contiguous()
-
-
 @torch.library.custom_op("driftgen::gated_norm", mutates_args=())
 def _norm(
     x: Tensor, branch: Tensor | None, gate: Tensor | None, weight: Tensor, scale: Tensor, shift: Tensor
@@ -212,14 +208,14 @@ def _norm(
     """x + gate · branch, or nothing where there is no branch; and its modulated norm."""
     from driftgen.generators.stream_kernels import forward_kernel
 
-    x, scale, shift = _stream(x), _part(scale), _part(shift)
+    x, scale, shift = _stream(x), side_by_side(scale), side_by_side(shift)
     batch, tokens, width = x.shape
     normed = x.new_empty(x.shape)
     if branch is None or gate is None:
         total, branch, gate = x.new_empty(0), x, scale
         gated = False
     else:
-        total, branch, gate = x.new_empty(x.shape), branch.contiguous(), _part(gate)
+        total, branch, gate = x.new_empty(x.shape), branch.contiguous(), side_by_side(gate)
         gated = True
     chunk = _chunk(batch, tokens)
     with torch.cuda.device_of(x):
@@ -253,7 +249,7 @@ def _norm_back(
     """
     from driftgen.generators.stream_kernels import backward_kernel
 
-    total, scale, grad_normed = _stream(total), _part(scale), grad_normed.contiguous()
+    total, scale, grad_normed = _stream(total), side_by_side(scale), grad_normed.contiguous()
     batch, tokens, width = total.shape
     stream = grad_total is not None
     grad_total = grad_normed if grad_total is None else grad_total.contiguous()
@@ -262,7 +258,7 @@ def _norm_back(
         grad_branch, branch, gate = total.new_empty(0), total, scale
         gated = False
     else:
-        branch, gate = branch.contiguous(), _part(gate)
+        branch, gate = branch.contiguous(), side_by_side(gate)
         grad_branch = branch.new_empty(branch.shape)
         gated = True
     chunk = _chunk(batch, tokens)
@@ -298,7 +294,7 @@ def _(
 def _residual(x: Tensor, branch: Tensor, gate: Tensor) -> Tensor:
     from driftgen.generators.stream_kernels import forward_kernel
 
-    x, branch, gate = _stream(x), branch.contiguous(), _part(gate)
+    x, branch, gate = _stream(x), branch.contiguous(), side_by_side(gate)
     batch, tokens, width = x.shape
     total = x.new_empty(x.shape)
     chunk = _chunk(batch, tokens)
@@ -321,7 +317,7 @@ def _residual_back(grad_total: Tensor, branch: Tensor, gate: Tensor) -> tuple[Te
     """The gradient of the branch, and the sums over each sample's tokens, ``[B, 2, h]``."""
     from driftgen.generators.stream_kernels import backward_kernel
 
-    grad_total, branch, gate = grad_total.contiguous(), branch.contiguous(), _part(gate)
+    grad_total, branch, gate = grad_total.contiguous(), branch.contiguous(), side_by_side(gate)
     batch, tokens, width = branch.shape
     grad_branch = branch.new_empty(branch.shape)
     chunk = _chunk(batch, tokens)
