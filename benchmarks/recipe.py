@@ -67,7 +67,6 @@ def main() -> None:
         config = make_up(Path(folder), args.recipe, args.changes)
         task = Training(config, Processes.start(str(device)))
         phases = Phases()
-        phases.watch(task.generator, task.step.phi, task.step.loss)  # type: ignore[arg-type]
         parameters = list(task.generator.parameters())
         optimizer, averages = make_optimizer(parameters, config.optim), Averages(task.generator, config.ema)
         seconds, losses = [time.perf_counter() - start], []
@@ -103,6 +102,9 @@ def main() -> None:
             found["peak_bytes"] = torch.cuda.max_memory_allocated()
         print(json.dumps(found), flush=True)
         if args.profile:
+            task.compute = task.step  # only launches tell which part they belong to
+            phases.watch(task.generator, task.step.phi, task.step.loss)  # type: ignore[arg-type]
+            run()
             rows = profile_step(run, device, steps=3)
             found["profile"] = [vars(cost) for cost in rows[:60]]
             parts: dict[str, float] = {}

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from driftgen.errors import InputError
 
-__all__ = ["Graphed", "check_compiler", "fixed_sizes"]
+__all__ = ["Graphed", "NotRecordedError", "check_compiler", "fixed_sizes", "record"]
 
+T = TypeVar("T")
 # Compiled forms of one piece of code, one for each size of each layer; past it PyTorch would not compile.
 MOST_FORMS = 256
 
@@ -34,6 +35,38 @@ def fixed_sizes() -> AbstractContextManager[Any]:
         automatic_dynamic_shapes=False, recompile_limit=MOST_FORMS
     )
     return patch
+
+
+class NotRecordedError(InputError):
+    """Something cannot be a CUDA graph: it looks at a number on the GPU, or allocates in its own way."""
+
+
+def record(
+    function: Callable[[], T], stream: torch.cuda.Stream | None = None, pool: Any = None
+) -> tuple[torch.cuda.CUDAGraph, T]:
+    """A call as a CUDA graph, and what the call gave: tensors that every replay fills anew.
+
+    It runs three times before: what is compiled or set up at a first call must not be recorded. Graphs that
+    share a pool of memory are recorded on one stream.
+    """
+    stream = stream or torch.cuda.Stream()
+    current, graph = torch.cuda.current_stream(stream.device), torch.cuda.CUDAGraph()
+    stream.wait_stream(current)
+    try:
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                function()
+            try:
+                with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                    output = function()
+            except torch.cuda.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                why = next(iter(str(error).splitlines()), type(error).__name__)
+                raise NotRecordedError(f"it cannot be recorded as a CUDA graph: {why}") from None
+    finally:
+        current.wait_stream(stream)
+    return graph, output
 
 
 class Recorded(NamedTuple):
@@ -88,21 +121,9 @@ class Graphed:
         if not self.recorded:
             self.pool = torch.cuda.graph_pool_handle()  # one that no graph uses any more is gone
         static = [x.clone() for x in inputs]
-        current, graph = torch.cuda.current_stream(device), torch.cuda.CUDAGraph()
-        self.stream.wait_stream(current)
-        # Recorded on the stream of the others, or their memory could not be shared.
-        with torch.cuda.stream(self.stream):
-            for _ in range(3):  # what is compiled or set up at a first call must not be recorded
-                self.function(*static)
-            try:
-                with torch.cuda.graph(
-                    graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"
-                ):
-                    output = self.function(*static)
-            except torch.cuda.OutOfMemoryError:
-                raise
-            except RuntimeError as error:
-                why = next(iter(str(error).splitlines()), type(error).__name__)
-                raise InputError(f"the generator cannot be recorded as a CUDA graph: {why}") from None
-        current.wait_stream(self.stream)
+        try:
+            # On the stream of the others, or their memory could not be shared.
+            graph, output = record(lambda: self.function(*static), self.stream, self.pool)
+        except NotRecordedError as error:
+            raise InputError(f"the generator: {error}") from None
         return Recorded(graph, static, output)

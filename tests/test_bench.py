@@ -289,6 +289,8 @@ def test_exponent():
         (["step", "--mode", "exakt"], "mode='exakt' is not known: did you mean 'exact'?"),
         (["step", "--preset", "B/3"], "preset='B/3' is not known"),
         (["step", "--depth", "0"], "depth=0 must be at least 1"),
+        (["step", "--graph", "--micro", "2", "--classes", "2"], "a step in 2 parts is not recorded"),
+        (["step", "--graph", "--device", "cpu"], "--graph needs an NVIDIA GPU"),
         (["sampling", "--preset", "33px"], "preset='33px' is not known"),
         (["sampling", "--batch", "0"], "batch=0 must be at least 1"),
         (["sampling", "--mode", "fast"], "mode='fast' is not known"),

@@ -7,10 +7,11 @@ import driftgen as dg
 from driftgen.features import FeatureStack, ResNetMAE
 from driftgen.generators import DiT
 from driftgen.training.processes import Processes
+from driftgen.training.recorded import RecordedStep
 from driftgen.training.step import Drawn, DriftStep
 from driftgen.training.trainer import train
 from tests.test_step import CASE, golden_drawn, golden_step, gradients, relative, small, small_drawn
-from tests.test_trainer import Silent, config
+from tests.test_trainer import Silent, config, final
 
 pytestmark = pytest.mark.cuda
 
@@ -89,3 +90,68 @@ def test_a_run_and_its_resume(tmp_path):
     assert view.said[0] == "resumed after step 10"
     assert view.rows[-1]["step"] == 20
     assert view.rows[-1]["memory_gib"] > 0
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_a_recorded_step_is_the_step(autocast):
+    """With new numbers, other weights and other sizes at each call."""
+    net, step = small(autocast=autocast)
+    net.cuda()
+    step.phi.cuda()
+    said = []
+    recorded = RecordedStep(step, net.parameters(), said.append)
+    for seed, classes in ((0, 6), (1, 6), (2, 3), (3, 3)):
+        drawn = on_gpu(small_drawn(net, seed, classes))
+        net.zero_grad()
+        wanted = step(drawn)
+        loss, gradient = wanted.loss.item(), gradients(net).clone()
+        net.zero_grad()
+        found = recorded(drawn)
+        assert found.loss.item() == pytest.approx(loss, rel=1e-5)
+        assert relative(gradients(net), gradient) < 1e-5
+        assert list(found.scale) == list(wanted.scale)
+        for name in wanted.scale:
+            torch.testing.assert_close(found.scale[name], wanted.scale[name])
+            torch.testing.assert_close(found.generated[name], wanted.generated[name])
+        with torch.no_grad():
+            for p in net.parameters():
+                p -= 0.1 * p.grad
+    assert not said
+    assert recorded.recordable
+
+
+def test_a_step_that_looks_at_numbers_is_not_recorded():
+    net, step = small()
+    net.cuda()
+    step.phi.cuda()
+
+    class Looks(torch.nn.Module):
+        def forward(self, *inputs):
+            samples = net(*inputs)
+            return samples / max(1.0, float(samples.detach().abs().max()))
+
+    step.generator = Looks()
+    drawn, said = on_gpu(small_drawn(net)), []
+    wanted = step(drawn).loss.item()
+    gradient = gradients(net).clone()
+    recorded = RecordedStep(step, net.parameters(), said.append)
+    for _ in range(2):
+        net.zero_grad()
+        assert recorded(drawn).loss.item() == pytest.approx(wanted, rel=1e-5)
+        assert relative(gradients(net), gradient) < 1e-5
+    assert len(said) == 1
+    assert "cuda_graph=false" in said[0]
+
+
+def test_a_run_is_the_same_recorded(tmp_path):
+    """The loop around it too: clipping, updates, averages, pictures, a stop and a resume."""
+    found = {}
+    for graph in (True, False):
+        for steps in (6, 12):
+            changes = [f"optim.steps={steps}", f"cuda_graph={graph}", "compile=true"]
+            view = Silent()
+            assert train(config(*changes), tmp_path / str(graph), Processes.start(), view, override=True)
+        assert not [text for text in view.said if "launch" in text]
+        found[graph] = final(tmp_path / str(graph))
+    for name, value in found[False].items():
+        torch.testing.assert_close(found[True][name], value, rtol=1e-3, atol=1e-5)

@@ -64,6 +64,20 @@ def opened(kind, labels, decodes=False, *, classes=4, positives=6, unconditional
     return open_source(Numbers(labels, decodes), sizes, Queue(**SOURCES[kind]), seed)
 
 
+@pytest.mark.parametrize("kind", SOURCES)
+def test_samples_loaded_ahead_are_the_same(kind):
+    """And are there when they are asked for: those of step 4 before step 4 is drawn."""
+    sizes, options = StepSizes(4, 6, 3), Queue(**SOURCES[kind])
+    straight, ahead = (
+        open_source(Numbers(balanced(5, 20)), sizes, options, 3, ahead=ahead) for ahead in (False, True)
+    )
+    for step in range(4):
+        assert same(straight.draw(step), ahead.draw(step))
+    ahead._ahead._work[1].result()  # from here on it could load nothing
+    ahead.data.load = None
+    assert same(straight.draw(4), ahead.draw(4))
+
+
 def test_open_source_follows_the_options():
     assert isinstance(opened("index", balanced(5, 20)), ClassIndex)
     assert isinstance(opened("queue", balanced(5, 20)), QueueSource)

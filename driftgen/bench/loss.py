@@ -16,6 +16,7 @@ from driftgen.bench.record import Row, least_time
 from driftgen.devices import without_kernels
 from driftgen.errors import InputError
 from driftgen.fused import covers
+from driftgen.graphs import record
 from driftgen.loss import DriftingLoss
 from driftgen.problems import as_features, buckets_by_width
 
@@ -183,16 +184,7 @@ def _recorded(step: Callable[[], Any]) -> Callable[[], None]:
 
     def replay() -> None:
         if not graphs:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(3):  # what is compiled at a first call must not be recorded
-                    step()
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                step()
-            graphs.append(graph)
+            graphs.append(record(step)[0])
         graphs[0].replay()
 
     return replay

@@ -29,6 +29,7 @@ from driftgen.loss import DriftingLoss
 from driftgen.training.config import Optimizer
 from driftgen.training.ema import Averages
 from driftgen.training.optimizer import clip, make_optimizer
+from driftgen.training.recorded import RecordedStep
 from driftgen.training.step import Drawn, DriftStep
 
 __all__ = [
@@ -63,6 +64,7 @@ class Sizes:
     micro: int = 1
     mode: Literal["exact", "previous"] = "exact"
     compile: bool = False
+    graph: bool = False
     channels_last: bool = False
     attention_float32: bool = False
     dtype: torch.dtype = torch.bfloat16
@@ -76,6 +78,8 @@ class Sizes:
                 raise InputError(f"{name}={getattr(self, name)} must be at least 1")
         if self.micro > self.classes:
             raise InputError(f"micro={self.micro} must not be above classes={self.classes}")
+        if self.graph and self.micro > 1:
+            raise InputError(f"graph: a step in {self.micro} parts is not recorded; give micro=1")
         if self.mode not in ("exact", "previous"):
             raise unknown_name("mode", self.mode, ("exact", "previous"))
         if self.preset not in PRESETS:
@@ -127,13 +131,14 @@ def build_step(sizes: Sizes, device: torch.device, phases: Phases | None = None)
     autocast = None if sizes.dtype == torch.float32 else sizes.dtype
     how: dict[str, Any] = {"micro": sizes.micro, "mode": sizes.mode, "autocast": autocast}
     step = DriftStep(generator, phi, loss, generated=sizes.generated, **how)
+    compute = RecordedStep(step, generator.parameters()) if sizes.graph else step
     drawn = _draw(sizes, generator, device)
 
     def run() -> torch.Tensor:
         if phases is not None:
             phases.begin("optimizer")
         optimizer.zero_grad()
-        out = step(drawn)
+        out = compute(drawn)
         if phases is not None:
             phases.begin("optimizer")
         clip(generator.parameters(), 2.0)
@@ -219,7 +224,9 @@ def _row(
 ) -> Row:
     card = card_of(device)
     words = [f"{sizes.micro} parts, {sizes.mode}" if sizes.micro > 1 else "whole"]
-    words += ["compiled"] * sizes.compile + ["channels last"] * sizes.channels_last
+    words += (
+        ["compiled"] * sizes.compile + ["CUDA graph"] * sizes.graph + ["channels last"] * sizes.channels_last
+    )
     release = None
     if card is not None and sizes.dtype == torch.bfloat16 and sizes.depth == PRESET_DEPTH:
         counts = sizes.classes, sizes.generated, sizes.positives, sizes.unconditional
@@ -239,16 +246,16 @@ def _row(
 
 
 def profile_sizes(sizes: Sizes, device: torch.device) -> list[Cost]:
-    """Where the time of one step goes."""
+    """Where the time of one step goes: launch by launch, as only launches tell which part they belong to."""
     phases = Phases()
-    built = build_step(sizes, device, phases)
+    built = build_step(replace(sizes, graph=False), device, phases)
     for _ in range(2):
         built.run()
     return profile_step(built.run, device)
 
 
 def _plainest(sizes: Sizes) -> Sizes:
-    return replace(sizes, micro=1, mode="exact", compile=False, channels_last=False)
+    return replace(sizes, micro=1, mode="exact", compile=False, graph=False, channels_last=False)
 
 
 def _time_step(sizes: Sizes, device: torch.device, repeats: int) -> tuple[Timing | None, int]:
@@ -258,7 +265,7 @@ def _time_step(sizes: Sizes, device: torch.device, repeats: int) -> tuple[Timing
     try:
         built = build_step(sizes, device)
         held = built.held_bytes
-        timing = timed(built.run, device, repeats, meter=not sizes.compile)
+        timing = timed(built.run, device, repeats, meter=not sizes.compile, cold_peak=sizes.graph)
         if device.type == "cpu":  # made in the first step, where the GPU's statistics count them
             held += count_bytes(t for state in built.optimizer.state.values() for t in state.values())
     except torch.cuda.OutOfMemoryError:

@@ -83,6 +83,9 @@ def step(
         list[str] | None, typer.Option(help="exact, previous: statistics of parts; may be repeated.")
     ] = None,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile the networks.")] = False,
+    graph: Annotated[
+        bool, typer.Option("--graph", help="Record the step as a CUDA graph, as training does.")
+    ] = False,
     channels_last: Annotated[bool, typer.Option("--channels-last", help="Lay convolutions out so.")] = False,
     attention_float32: Annotated[
         bool, typer.Option("--attention-float32", help="As the ablation recipe has it.")
@@ -115,10 +118,13 @@ def step(
         "dtype": _dtype(dtype, place),
     }
     chosen: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
-    chosen |= {"compile": compiled, "channels_last": channels_last, "attention_float32": attention_float32}
+    chosen |= {"compile": compiled, "graph": graph}
+    chosen |= {"channels_last": channels_last, "attention_float32": attention_float32}
     sizes = replace(default_sizes(place), **chosen)
     ways: list[Any] = [(m, how) for how in mode or ["exact"] for m in micro or [1]]
     variants = [replace(sizes, micro=m, mode=how) for m, how in ways]
+    if graph and place.type != "cuda":
+        raise InputError("--graph needs an NVIDIA GPU: CUDA graphs are a thing of theirs")
     _check_repeats(repeats)
     check_json(json)
     with track("step", 1 + len(variants), "s") as on_step:

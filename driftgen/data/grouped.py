@@ -72,11 +72,17 @@ class Source(Protocol):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
 
 
-def open_source(data: RealData, batch: StepSizes, queue: Queue, seed: int = 0) -> Source:
-    """Where the positives of a run come from, as ``queue.kind`` says."""
+def open_source(
+    data: RealData, batch: StepSizes, queue: Queue, seed: int = 0, *, ahead: bool = False
+) -> Source:
+    """Where the positives of a run come from, as ``queue.kind`` says.
+
+    Samples that are decoded from files are loaded a step ahead; with ``ahead`` all are, as when a GPU has the
+    work and the host would wait.
+    """
     if queue.kind == "index":
-        return ClassIndex(data, batch, seed)
-    return QueueSource(data, batch, queue, seed)
+        return ClassIndex(data, batch, seed, ahead=ahead)
+    return QueueSource(data, batch, queue, seed, ahead=ahead)
 
 
 class ClassIndex:
@@ -87,17 +93,17 @@ class ClassIndex:
     any is drawn twice. Step and seed decide everything: there is no state.
     """
 
-    def __init__(self, data: RealData, batch: StepSizes, seed: int = 0) -> None:
+    def __init__(self, data: RealData, batch: StepSizes, seed: int = 0, *, ahead: bool = False) -> None:
         self.data, self.seed, self.batch = data, seed, batch
         self.num_classes, self.shape = len(data.class_names), data.shape
         self.order, self.sizes = _by_class(data)
         self.starts = self.sizes.cumsum(0) - self.sizes
         self.notes = _shortages(data.class_names, self.sizes, batch.positives)
-        self._ahead: _Ahead[Draw] | None = _Ahead() if getattr(data, "decodes", False) else None
+        self._ahead: _Ahead[Draw] | None = _Ahead() if ahead or getattr(data, "decodes", False) else None
         self._parts = _Parts((0, self.batch.classes))
 
     def draw(self, step: int, part: slice = slice(None)) -> Draw:
-        """The samples of a step; where they are decoded from files, the next ones are loaded meanwhile."""
+        """The samples of a step; where they are loaded ahead, the next ones are while it runs."""
         start, stop, stride = part.indices(self.batch.classes)
         if stride != 1:
             raise InputError(f"part={part}: give a slice of neighbours, like slice(0, 4)")
@@ -156,7 +162,9 @@ class QueueSource:
     The state is the queues and the place in the stream, so that a resumed run goes on as if never stopped.
     """
 
-    def __init__(self, data: RealData, batch: StepSizes, queue: Queue, seed: int = 0) -> None:
+    def __init__(
+        self, data: RealData, batch: StepSizes, queue: Queue, seed: int = 0, *, ahead: bool = False
+    ) -> None:
         self.data, self.seed, self.batch, self.options = data, seed, batch, queue
         self.num_classes, self.shape = len(data.class_names), data.shape
         _, self.sizes = _by_class(data)
@@ -168,7 +176,7 @@ class QueueSource:
         self.step = -1
         self._epoch: tuple[int, Tensor] | None = None
         self._ahead: _Ahead[tuple[Tensor, Tensor]] | None = None
-        if getattr(data, "decodes", False):
+        if ahead or getattr(data, "decodes", False):
             self._ahead = _Ahead()
 
     def draw(self, step: int, part: slice = slice(None)) -> Draw:

@@ -138,6 +138,8 @@ class TrainConfig(_Run):
     batch: Batch = Batch()
     queue: Queue = Queue()
     checkpoint_blocks: bool = False
+    # On one GPU the launches of a step are recorded once and replayed, unless it is split or checkpointed.
+    cuda_graph: bool = True
     fsdp: bool = False
 
     @model_validator(mode="after")

@@ -26,6 +26,7 @@ from driftgen.training.health import Health, never_trained
 from driftgen.training.loop import Loop, View, check_run, claim_run
 from driftgen.training.measures import measure
 from driftgen.training.processes import Processes
+from driftgen.training.recorded import RecordedStep, can_record
 from driftgen.training.sharding import mesh_of
 from driftgen.training.step import Drawn, DriftStep, StepOutput
 
@@ -39,13 +40,15 @@ SHOWN_CLASSES, SHOWN_EACH = 10, 10
 class Training:
     """The task of the loop: draws a step, computes its gradient, measures its health."""
 
-    def __init__(self, config: TrainConfig, processes: Processes) -> None:
+    def __init__(
+        self, config: TrainConfig, processes: Processes, say: Callable[[str], None] = lambda text: None
+    ) -> None:
         self.config, self.processes = config, processes
         device = processes.device
         self.data = open_data(config.data)
         batch = config.batch
         sizes = StepSizes(batch.classes, batch.positives, batch.unconditional)
-        self.source = open_source(self.data, sizes, config.queue, config.seed)
+        self.source = open_source(self.data, sizes, config.queue, config.seed, ahead=device.type == "cuda")
         self.tokenizer = make_tokenizer(config.tokenizer, device)
         classes = self.source.num_classes
         torch.manual_seed(seed_of(config.seed, WEIGHTS))
@@ -76,6 +79,9 @@ class Training:
             mode=config.batch.mode,
             autocast=torch.bfloat16 if config.precision == "bfloat16" else None,
         )
+        self.compute: Callable[[Drawn], StepOutput] = self.step
+        if can_record(config, processes):
+            self.compute = RecordedStep(self.step, self.generator.parameters(), say)
         self.found: tuple[Drawn, StepOutput] | None = None
 
     def samples_per_step(self) -> int:
@@ -111,7 +117,7 @@ class Training:
 
     def gradient(self, step: int) -> Tensor:
         drawn = self.draw(step)
-        output = self.step(drawn)
+        output = self.compute(drawn)
         self.found = drawn, output
         return output.loss
 
@@ -187,7 +193,7 @@ def train(
     ``metrics.jsonl``, and what ``report(folder)`` writes, now and then and at the end.
     """
     check_run(folder, config, override=override)
-    task = Training(config, processes)
+    task = Training(config, processes, view.say)
     encoders = zip(config.encoders, task.step.phi.networks, strict=True)
     untrained = [entry.path for entry, encoder in encoders if never_trained(encoder)]
     health = Health(config.loss.temperatures, untrained)
