@@ -38,7 +38,7 @@ def fixed_sizes() -> AbstractContextManager[Any]:
 
 
 class NotRecordedError(InputError):
-    """Something cannot be a CUDA graph: it looks at a number on the GPU, or allocates in its own way."""
+    """Something cannot be a CUDA graph: it waits for the GPU, such as for a number to look at."""
 
 
 def record(
@@ -46,27 +46,46 @@ def record(
 ) -> tuple[torch.cuda.CUDAGraph, T]:
     """A call as a CUDA graph, and what the call gave: tensors that every replay fills anew.
 
-    It runs three times before: what is compiled or set up at a first call must not be recorded. Graphs that
-    share a pool of memory are recorded on one stream.
+    It runs three times before: what is compiled or set up at a first call must not be recorded, and a call
+    that waits for the GPU is found out. Graphs that share a pool of memory are recorded on one stream.
     """
     stream = stream or torch.cuda.Stream()
     current, graph = torch.cuda.current_stream(stream.device), torch.cuda.CUDAGraph()
     stream.wait_stream(current)
     try:
         with torch.cuda.stream(stream):
-            for _ in range(3):
+            for _ in range(2):
                 function()
-            try:
-                with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                    output = function()
-            except torch.cuda.OutOfMemoryError:
-                raise
-            except RuntimeError as error:
-                why = next(iter(str(error).splitlines()), type(error).__name__)
-                raise NotRecordedError(f"it cannot be recorded as a CUDA graph: {why}") from None
+            _check_waits(function)
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                output = function()
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise InputError(f"it cannot be recorded as a CUDA graph: {_first_line(error)}") from None
     finally:
         current.wait_stream(stream)
     return graph, output
+
+
+def _check_waits(function: Callable[[], Any]) -> None:
+    """A call in which PyTorch reports what it waits for. Found only while recording, it would leave random
+    numbers and memory in a state that nothing can go on from.
+    """
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        function()
+    except RuntimeError as error:
+        if "synchronizing" not in str(error):
+            raise
+        raise NotRecordedError("it waits for the GPU, which a CUDA graph cannot") from None
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 class Recorded(NamedTuple):
@@ -124,6 +143,6 @@ class Graphed:
         try:
             # On the stream of the others, or their memory could not be shared.
             graph, output = record(lambda: self.function(*static), self.stream, self.pool)
-        except NotRecordedError as error:
+        except InputError as error:
             raise InputError(f"the generator: {error}") from None
         return Recorded(graph, static, output)

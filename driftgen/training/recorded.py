@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from driftgen.errors import InputError
 from driftgen.generators.noise import Noise
 from driftgen.graphs import NotRecordedError, record
 from driftgen.training.config import TrainConfig
@@ -44,7 +45,7 @@ class RecordedStep:
 
     Takes and gives what the step does, to the last bit; but gradients replace those that are there, and what
     it gives is overwritten by the next call. The parameters must stay where they are. A step that cannot be
-    recorded, such as one whose networks look at numbers on the GPU, is computed launch by launch instead.
+    recorded, as its networks wait for numbers on the GPU, is computed launch by launch instead.
 
     Args:
         step: whole, of one process.
@@ -91,19 +92,15 @@ class RecordedStep:
             self._clear()
             return self.step(static)
 
-        why = None
         try:
             graph, output = record(compute)
         except NotRecordedError as error:
-            why = str(error)
-        except torch.cuda.OutOfMemoryError:
-            why = "not enough memory for a CUDA graph"
-        if why is not None:
             self.recordable = False
             self._clear()
-            torch.cuda.empty_cache()
-            self.say(f"steps run launch by launch, as {why}; cuda_graph=false leaves out the attempt")
+            self.say(f"steps run launch by launch: {error}; cuda_graph=false leaves out the attempt")
             return None
+        except InputError as error:
+            raise InputError(f"a training step: {error}; try --set cuda_graph=false") from None
         self._recording = _Recording(graph, static, output, [p.grad for p in self.parameters])
         return self._recording
 
