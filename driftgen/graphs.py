@@ -3,6 +3,7 @@ launches become one."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
@@ -73,7 +74,9 @@ def _check_waits(function: Callable[[], Any]) -> None:
     numbers and memory in a state that nothing can go on from.
     """
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():  # it calls itself a prototype, which does not find everything
+        warnings.simplefilter("ignore", UserWarning)
+        torch.cuda.set_sync_debug_mode("error")
     try:
         function()
     except RuntimeError as error:

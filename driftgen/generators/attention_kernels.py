@@ -342,8 +342,8 @@ def attention_backward_kernel(
         a, b = _halves(qkv, start, TOKENS, stride, HALF, ROWS)
         ga, gb = _halves(grad, start, TOKENS, width, HALF, ROWS)
         oa, ob = _halves(out, start, TOKENS, width, HALF, ROWS)
-        # In halves, as all rows of products here: joined, they go to registers. What is only read goes to
-        # shared memory, and products would wait for all that is being read and written.
+        # In halves, as the queries: joined, they go to registers. What is only read goes to shared memory,
+        # and products would wait for all that is being read and written.
         rows = _joined(ga, gb)
         d = ga.to(tl.float32) * oa.to(tl.float32) + gb.to(tl.float32) * ob.to(tl.float32)
         d = tl.sum(d, axis=1)
@@ -382,9 +382,8 @@ def attention_backward_kernel(
     # No values' gradient may be stored before all queries are read.
     tl.debug_barrier()
     for start in range(0, TOKENS, ROWS):
-        a, b = _halves(grad_qkv + width, start, TOKENS, stride, HALF, ROWS)
-        va, vb = _halves(qkv + 2 * width, start, TOKENS, stride, HALF, ROWS)
-        key, value = _joined(a, b), _joined(va, vb)
+        key = _values(grad_qkv + width, start, TOKENS, stride, HALF, ROWS)
+        value = _values(qkv + 2 * width, start, TOKENS, stride, HALF, ROWS)
         of_key, of_value = tl.zeros((ROWS, HEAD), tl.float32), tl.zeros((ROWS, HEAD), tl.float32)
         for i in tl.static_range(query_blocks):
             of_key, of_value = _of_keys(
