@@ -33,6 +33,7 @@ def readme_figures():
     wanted = {"preset": "B/2", "mode": "graph", "batch": 256}
     (best,) = (row["images_per_second"] for row in sampled if wanted.items() <= row.items())
     (step,) = load("speed-h200/step.json")["rows"]
+    whole = load("speed-h200/step64.json")["rows"][0]
     digits = load("demo-digits/evaluation.json")["figures"]
     least = {
         k: (min(r["least_mode_share"] for r in v), min(r["drift_ratio"] for r in v)) for k, v in toy.items()
@@ -43,13 +44,14 @@ def readme_figures():
         f"{good:.3f} against {min(broken):.3f}",
         f"{best:,.0f} images/s",
         f"{step['seconds']:.3f} s, {step['peak_bytes'] / 2**30:.0f} GiB",
+        f"{whole['seconds']:.2f} s, {whole['peak_bytes'] / 2**30:.0f} GiB",
         f"{digits['recognised']:.1%} recognised; precision {digits['precision_heldout']:.2f}, "
         f"recall {digits['recall_heldout']:.2f}",
         f"{speed:.1f}x as fast",
     ]
 
 
-@pytest.mark.parametrize("cell", range(7))
+@pytest.mark.parametrize("cell", range(8))
 def test_readme_numbers_come_from_results(cell):
     assert f"| {readme_figures()[cell]} |" in (ROOT / "README.md").read_text()
 
@@ -123,6 +125,10 @@ def test_training_figures_come_from_results():
     assert f"{found['generator']['steps_per_second']:.2f} steps a second" in text
     assert f"{found['generator']['memory_gib']:.1f} GiB for the generator" in text
     assert f"{found['encoder']['steps_per_second']:.1f} steps of 512 images" in text
+    small, (step,) = load("speed-h200/cifar10.json"), load("speed-h200/step.json")["rows"]
+    now = f"{small['steps_per_second']:.1f} steps a second and {small['peak_bytes'] / 2**30:.1f} GiB now"
+    assert now in text
+    assert f"{step['seconds']:.3f} s and {step['peak_bytes'] / 2**30:.0f} GiB for the same step" in text
 
 
 def test_the_estimate_for_many_cards_comes_from_what_one_was_measured_at():
@@ -158,6 +164,25 @@ def test_performance_figures_come_from_results():
         assert line.endswith("| " + " | ".join(f"{x:.0f}" for x in figures) + " |"), line
     for row in load("speed-h200/sampling.json")["rows"]:
         assert f"{1000 * row['seconds']:.3g} ms" in text, row["detail"]
+    for row in load("speed-h200/sampling-large.json")["rows"]:
+        assert f"{1000 * row['seconds']:.3g} ms" in text, row["detail"]
+    for row in load("speed-h200/step64.json")["rows"]:
+        assert f"| **{row['seconds']:.2f} s** | **{row['peak_bytes'] / 2**30:.0f} GiB** |" in text
+    (recorded,) = load("speed-h200/step-graph.json")["rows"]
+    assert f"[{recorded['seconds']:.3f} s](../results/speed-h200/step-graph.json)" in text
+    small, cold, launches = (load(f"speed-h200/cifar10{name}.json") for name in ("", "-cold", "-launches"))
+    for run, mark in ((small, "**"), (launches, "")):
+        cells = f"{run['steps_per_second']:.1f}", f"{run['peak_bytes'] / 2**30:.1f} GiB"
+        assert "| " + " | ".join(f"{mark}{cell}{mark}" for cell in cells) + " |" in text
+    assert f"takes {cold['first_step_seconds']:.0f} s where nothing" in text
+    assert f"and {small['first_step_seconds']:.0f} s with filled" in text
+    losses = load("speed-cpu/cifar10-losses.json")
+    assert losses["first"] == losses["now"]
+    _, overlapped, plain, checkpointed, _ = load("speed-h200/levers.json")["rows"]
+    peaks = [f"{row['peak_bytes'] / 2**30:.0f}" for row in (plain, checkpointed)]
+    times = [f"{1000 * row['seconds']:.0f}" for row in (plain, checkpointed, overlapped)]
+    assert f"| {peaks[0]} to {peaks[1]} GiB for {times[0]} to {times[1]} ms " in text
+    assert f"| {times[2]} against {times[0]} ms" in text
     first, now = (load(f"speed-cpu/{name}.json")["rows"] for name in ("host-first", "host"))
     for before, after in zip(first, now, strict=True):
         assert f"from {1000 * before['seconds']:.3g} to {1000 * after['seconds']:.2g} ms" in " ".join(
