@@ -28,9 +28,9 @@ MOST_KEPT = 200 * 2**10  # bytes of shared memory that two of queries, keys and 
 # How the kernels are built: blocks of tokens (BQ queries by BK keys; on the way back ROWS queries by BK keys,
 # then ROWS keys by BQ queries), warps of a program, and the registers of a thread that let as many programs
 # run at a time as the shared memory has room for. On an H200, 512 x 12 heads x 272 tokens x 64: 0.57 ms, and
-# 2.5 ms back (norms, rotation and PyTorch's attention: 0.93 and 2.47 ms). Forward with 128 keys 0.60, with 128
-# queries 0.95, with all registers 0.67; back, when it took 2.64 so, with 32 queries 3.08, with 128 rows and 8
-# warps 3.63 (``benchmarks/attention.py``).
+# 2.5 ms back (norms, rotation and PyTorch's attention: 0.93 and 2.47 ms). Forward with 128 keys 0.60, with
+# 128 queries 0.95, with all registers 0.67; back, when it took 2.64 so, with 32 queries 3.08, with 128 rows
+# and 8 warps 3.63 (``benchmarks/attention.py``).
 FORWARD: dict[str, Any] = {"BQ": 64, "BK": 64, "num_warps": 4, "maxnreg": 168}
 BACKWARD: dict[str, Any] = {"ROWS": 64, "BK": 64, "BQ": 64, "num_warps": 4, "maxnreg": None}
 
