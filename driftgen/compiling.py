@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import nn
 
@@ -34,6 +36,8 @@ def compile_parts(network: nn.Module) -> None:
     torch._functorch.config.ban_recompute_materialized_backward = False
     # Off on the way back, as without a compiler: else gates would get the gradients of 16-bit products.
     torch._functorch.config.backward_pass_autocast = "off"
+    # What is in float32 here is so on purpose.
+    warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
     own = getattr(network, "compile_parts", None)
     if callable(own):
         own()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from driftgen.errors import InputError
 
-__all__ = ["Graphed", "NotRecordedError", "check_compiler", "fixed_sizes", "record"]
+__all__ = ["Graphed", "NotRecordedError", "WaitsError", "check_compiler", "fixed_sizes", "record"]
 
 T = TypeVar("T")
 # Compiled forms of one piece of code, one for each size of each layer; past it PyTorch would not compile.
@@ -39,7 +39,11 @@ def fixed_sizes() -> AbstractContextManager[Any]:
 
 
 class NotRecordedError(InputError):
-    """Something cannot be a CUDA graph: it waits for the GPU, such as for a number to look at."""
+    """Something cannot be a CUDA graph."""
+
+
+class WaitsError(NotRecordedError):
+    """As it waits for the GPU, such as for a number to look at. Found out before: nothing has happened."""
 
 
 def record(
@@ -58,12 +62,14 @@ def record(
             for _ in range(2):
                 function()
             _check_waits(function)
-            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                output = function()
-    except torch.cuda.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        raise InputError(f"it cannot be recorded as a CUDA graph: {_first_line(error)}") from None
+            try:
+                with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                    output = function()
+            except torch.cuda.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                why = next(iter(str(error).splitlines()), type(error).__name__)
+                raise NotRecordedError(f"it cannot be recorded as a CUDA graph: {why}") from None
     finally:
         current.wait_stream(stream)
     return graph, output
@@ -82,13 +88,9 @@ def _check_waits(function: Callable[[], Any]) -> None:
     except RuntimeError as error:
         if "synchronizing" not in str(error):
             raise
-        raise NotRecordedError("it waits for the GPU, which a CUDA graph cannot") from None
+        raise WaitsError("it waits for the GPU, which a CUDA graph cannot") from None
     finally:
         torch.cuda.set_sync_debug_mode(before)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 class Recorded(NamedTuple):
@@ -146,6 +148,6 @@ class Graphed:
         try:
             # On the stream of the others, or their memory could not be shared.
             graph, output = record(lambda: self.function(*static), self.stream, self.pool)
-        except InputError as error:
+        except NotRecordedError as error:
             raise InputError(f"the generator: {error}") from None
         return Recorded(graph, static, output)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from driftgen.errors import InputError
 from driftgen.generators.noise import Noise
-from driftgen.graphs import NotRecordedError, record
+from driftgen.graphs import NotRecordedError, WaitsError, record
 from driftgen.training.config import TrainConfig
 from driftgen.training.processes import Processes
 from driftgen.training.step import Drawn, DriftStep, StepOutput
@@ -94,12 +94,12 @@ class RecordedStep:
 
         try:
             graph, output = record(compute)
-        except NotRecordedError as error:
+        except WaitsError as error:
             self.recordable = False
             self._clear()
             self.say(f"steps run launch by launch: {error}; cuda_graph=false leaves out the attempt")
             return None
-        except InputError as error:
+        except NotRecordedError as error:
             raise InputError(f"a training step: {error}; try --set cuda_graph=false") from None
         self._recording = _Recording(graph, static, output, [p.grad for p in self.parameters])
         return self._recording
