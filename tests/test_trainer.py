@@ -6,13 +6,16 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import driftgen as dg
+from driftgen.errors import InputError
 from driftgen.report.run import write_report
 from driftgen.training.checkpoint import Checkpoints
+from driftgen.training.loop import Loop
 from driftgen.training.processes import Processes
 from driftgen.training.recipe_book import load_recipe
 from driftgen.training.trainer import train
@@ -266,3 +269,26 @@ def test_micro_batches_train_as_the_whole(tmp_path):
     for name, value in a.items():
         if name.startswith("model/"):
             torch.testing.assert_close(b[name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "advice"),
+    [
+        (["generator.kind=dit"], "batch.micro=2 (the same step in parts) or checkpoint_blocks=true"),
+        (
+            ["generator.kind=mlp", "batch.micro=2"],
+            "batch.micro=4 (the same step in parts) or batch.mode=prev",
+        ),
+        (["generator.kind=dit", "batch.micro=4", "checkpoint_blocks=true"], "batch.mode=previous"),
+        (["generator.kind=mlp", "batch.micro=4", "batch.mode=previous"], "batch.generated=N with fewer"),
+    ],
+)
+def test_too_little_memory_is_told_in_a_line(tmp_path, changes, advice):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+    view, task = Silent(), SimpleNamespace(model=torch.nn.Linear(2, 2), gradient=full)
+    loop = Loop(tmp_path, config(*changes), task, Processes.start("cpu"), view, finish=print)
+    with pytest.raises(InputError) as caught:
+        loop.run()
+    assert str(caught.value).startswith(f"out of GPU memory at step 1: give --set {advice}")

@@ -137,6 +137,12 @@ class Loop:
 
     def run(self) -> bool:
         """Whether the run is complete; False when it was told to stop before."""
+        try:
+            return self._run()
+        except torch.OutOfMemoryError:
+            raise InputError(f"out of GPU memory at step {self.step + 1}: {_advice(self.config)}") from None
+
+    def _run(self) -> bool:
         self._resume()
         config, processes = self.config, self.processes
         self._started = self._last = time.monotonic()
@@ -346,6 +352,20 @@ class Loop:
             torch.cuda.set_rng_state(parts["random"]["cuda"].clone(), self.processes.device)
         self.step, self.skipped = found.step, int(found.record["skipped"])
         self.spent, self.norms = float(found.record["seconds"]), list(found.record["norms"])
+
+
+def _advice(config: TrainConfig | PretrainConfig) -> str:
+    """What makes a step need less memory."""
+    if isinstance(config, PretrainConfig):
+        return f"give --set micro={2 * config.micro}, the same step in parts"
+    batch, ways = config.batch, []
+    if 2 * batch.micro <= batch.classes:
+        ways.append(f"batch.micro={2 * batch.micro} (the same step in parts)")
+    if batch.micro > 1 and batch.mode == "exact":
+        ways.append("batch.mode=previous")
+    if config.generator.kind != "mlp" and not config.checkpoint_blocks:
+        ways.append("checkpoint_blocks=true")
+    return f"give --set {' or '.join(ways or ['batch.generated=N with fewer samples'])}"
 
 
 def _plain_state(model: nn.Module) -> dict[str, Tensor]:
