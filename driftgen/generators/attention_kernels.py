@@ -7,6 +7,10 @@ with the queries as rows of every product, then for those of keys and values wit
 exponentials and their gradients are always where the next product reads them, in registers, and nothing but
 what each pass reads throughout is in shared memory: two programs fit a multiprocessor. Scores are made twice
 instead: seven products for five.
+
+Queries, keys, values and gradients are 16-bit numbers, so that their products are those of float32. What is
+computed from them, weights and gradients of scores, is rounded to 16 bits for the next product; in float32,
+what that takes away is multiplied too.
 """
 
 from __future__ import annotations
@@ -111,10 +115,20 @@ def _exponentials(
 
 
 @triton.jit
+def _product(x, y, total, FLOAT32: tl.constexpr):
+    """total + x y for x in float32: rounded to the type of y, and in float32 what that took away with it."""
+    high = x.to(y.dtype)
+    total = tl.dot(high, y, total)
+    if FLOAT32:
+        total = tl.dot((x - high.to(tl.float32)).to(y.dtype), y, total)
+    return total
+
+
+@triton.jit
 def _attend(
-    qkv, query_weight, key_weight, cos, sin, out, sums, scale,
-    TOKENS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
-    BQ: tl.constexpr, BK: tl.constexpr, REST: tl.constexpr, SUMS: tl.constexpr, LARGE: tl.constexpr,
+    qkv, query_weight, key_weight, cos, sin, out, left, sums, scale,
+    TOKENS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
+    REST: tl.constexpr, SUMS: tl.constexpr, FLOAT32: tl.constexpr, LARGE: tl.constexpr,
 ):  # fmt: skip
     width: tl.constexpr = HEADS * 2 * HALF
     stride: tl.constexpr = 3 * width
@@ -137,29 +151,33 @@ def _attend(
             p, most, weight, total = _exponentials(
                 query, kept[2 * i], most, weight, total, i * BK, scale, LARGE, TOKENS, BK
             )
-            total = tl.dot(p.to(query.dtype), kept[2 * i + 1], total)
+            total = _product(p, kept[2 * i + 1], total, FLOAT32)
         if REST > 0:
             p, most, weight, total = _exponentials(
                 query, last_key, most, weight, total, full * BK, scale, LARGE, TOKENS, REST
             )
             # Read again each time: kept, a third program would not fit a multiprocessor.
             last_value = _values(qkv + 2 * width, full * BK, TOKENS, stride, HALF, REST)
-            total = tl.dot(p.to(query.dtype), last_value, total)
-        _put(total * (1.0 / weight)[:, None], out, start, TOKENS, width)
+            total = _product(p, last_value, total, FLOAT32)
+        total *= (1.0 / weight)[:, None]
+        _put(total, out, start, TOKENS, width)
         if SUMS:
+            if FLOAT32:
+                _put(total - total.to(out.dtype.element_ty).to(tl.float32), left, start, TOKENS, width)
             t = start + tl.arange(0, BQ)
             tl.store(sums + t, most + tl.log2(weight), mask=t < TOKENS)
 
 
 @triton.jit
 def attention_forward_kernel(
-    qkv, query_weight, key_weight, cos, sin, out, sums, scale,
-    TOKENS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
-    BQ: tl.constexpr, BK: tl.constexpr, REST: tl.constexpr, SUMS: tl.constexpr, BOUNDED: tl.constexpr,
+    qkv, query_weight, key_weight, cos, sin, out, left, sums, scale,
+    TOKENS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
+    REST: tl.constexpr, SUMS: tl.constexpr, FLOAT32: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
     """softmax(q kᵀ / √head) v for one head of one sample, from ``qkv`` ``[B, TOKENS, 3, HEADS, 2 · HALF]`` to
     ``out`` ``[B, TOKENS, HEADS, 2 · HALF]``; with SUMS also log₂ Σ 2^(q kᵀ scale) of each query, to ``sums``
-    ``[B, HEADS, TOKENS]``. ``scale`` is log₂ e / √head.
+    ``[B, HEADS, TOKENS]``, and in float32 what rounding ``out`` took away, to ``left``. ``scale`` is
+    log₂ e / √head.
 
     Keys are normalised and turned once, in blocks of BK and a last one of REST; the compiler keeps them and
     the values in shared memory, as they are the same for all blocks of BQ queries. Where not BOUNDED, the
@@ -171,6 +189,7 @@ def attention_forward_kernel(
     head = program % HEADS
     qkv += sample * (TOKENS * 3 * width) + head * (2 * HALF)
     out += sample * (TOKENS * width) + head * (2 * HALF)
+    left += sample * (TOKENS * width) + head * (2 * HALF)
     if SUMS:
         sums += program * TOKENS
     if BOUNDED:
@@ -181,18 +200,18 @@ def attention_forward_kernel(
         bound = tl.max(tl.maximum(tl.abs(qa), tl.abs(qb))) * tl.max(tl.maximum(tl.abs(ka), tl.abs(kb)))
         if bound * (2 * HALF) * scale > SAFE:
             _attend(
-                qkv, query_weight, key_weight, cos, sin, out, sums, scale,
-                TOKENS, HEADS, HALF, BQ, BK, REST, SUMS, True,
+                qkv, query_weight, key_weight, cos, sin, out, left, sums, scale,
+                TOKENS, HEADS, HALF, BQ, BK, REST, SUMS, FLOAT32, True,
             )  # fmt: skip
         else:
             _attend(
-                qkv, query_weight, key_weight, cos, sin, out, sums, scale,
-                TOKENS, HEADS, HALF, BQ, BK, REST, SUMS, False,
+                qkv, query_weight, key_weight, cos, sin, out, left, sums, scale,
+                TOKENS, HEADS, HALF, BQ, BK, REST, SUMS, FLOAT32, False,
             )  # fmt: skip
     else:
         _attend(
-            qkv, query_weight, key_weight, cos, sin, out, sums, scale,
-            TOKENS, HEADS, HALF, BQ, BK, REST, SUMS, True,
+            qkv, query_weight, key_weight, cos, sin, out, left, sums, scale,
+            TOKENS, HEADS, HALF, BQ, BK, REST, SUMS, FLOAT32, True,
         )  # fmt: skip
 
 
@@ -267,7 +286,9 @@ def _share(totals, factor, of_weight, of_bias):
 
 
 @triton.jit
-def _of_queries(query, grad, key, value, of_query, n, d, scale, first, TOKENS: tl.constexpr):
+def _of_queries(
+    query, grad, key, value, of_query, n, d, scale, first, TOKENS: tl.constexpr, FLOAT32: tl.constexpr
+):
     """The gradient of a block of queries, dS k, with what some keys add."""
     KEYS: tl.constexpr = key.shape[0]
     s = tl.dot(query, tl.trans(key))
@@ -276,36 +297,36 @@ def _of_queries(query, grad, key, value, of_query, n, d, scale, first, TOKENS: t
     if first + KEYS > TOKENS:
         # No score of such a key is meant, and its exponential may be infinite.
         p = tl.where(first + tl.arange(0, KEYS)[None, :] < TOKENS, p, 0.0)
-    ds = p * (dp - d[:, None])
-    return tl.dot(ds.to(query.dtype), key, of_query)
+    return _product(p * (dp - d[:, None]), key, of_query, FLOAT32)
 
 
 @triton.jit
-def _of_keys(key, value, query, grad, of_key, of_value, n, d, scale):
+def _of_keys(key, value, query, grad, of_key, of_value, n, d, scale, FLOAT32: tl.constexpr):
     """The gradients of a block of keys and values, dSᵀ q and Pᵀ dO, with what some queries add."""
     s = tl.dot(key, tl.trans(query))
     dp = tl.dot(value, tl.trans(grad))
     p = tl.exp2(s * scale - n[None, :])
     ds = p * (dp - d[None, :])
-    of_value = tl.dot(p.to(key.dtype), grad, of_value)
-    return tl.dot(ds.to(key.dtype), query, of_key), of_value
+    of_value = _product(p, grad, of_value, FLOAT32)
+    return _product(ds, query, of_key, FLOAT32), of_value
 
 
 @triton.jit
 def attention_backward_kernel(
-    grad, out, sums, qkv, query_weight, key_weight, cos, sin, grad_qkv, inner, shares, scale, factor,
+    grad, out, left, sums, qkv, query_weight, key_weight, cos, sin, grad_qkv, inner, shares, scale, factor,
     TOKENS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
     BK: tl.constexpr, KEY_REST: tl.constexpr, BQ: tl.constexpr, QUERY_REST: tl.constexpr,
+    FLOAT32: tl.constexpr,
 ):  # fmt: skip
     """From the gradient dO of ``out`` ``[B, TOKENS, HEADS, 2 · HALF]``, the one of ``qkv``
     ``[B, TOKENS, 3, HEADS, 2 · HALF]``; and shares of the gradients of the norms' two weights, and of that of
     ``qkv`` summed over the tokens, ``shares`` ``[B, 5, HEADS, 2 · HALF]``.
 
-    With S = q kᵀ, P = 2^(S scale − sums) and D = Σ dO · O of each query, which goes to ``inner``
-    ``[B, HEADS, TOKENS]``: dv = Pᵀ dO, dS = P (dO vᵀ − D), dq = factor · dS k, dk = factor · dSᵀ q, where
-    ``factor`` is 1 / √head and ``scale`` log₂ e times that. Blocks of ROWS tokens go by those kept in shared
-    memory, BK keys (BQ queries) in a block and KEY_REST (QUERY_REST) in the last. LANES rows of a half, each
-    read in parts of 16 bytes, take all threads.
+    With S = q kᵀ, P = 2^(S scale − sums) and D = Σ dO · O of each query (in float32 with what rounding took
+    away of O, ``left``), which goes to ``inner`` ``[B, HEADS, TOKENS]``: dv = Pᵀ dO, dS = P (dO vᵀ − D),
+    dq = factor · dS k, dk = factor · dSᵀ q, where ``factor`` is 1 / √head and ``scale`` log₂ e times that.
+    Blocks of ROWS tokens go by those kept in shared memory, BK keys (BQ queries) in a block and KEY_REST
+    (QUERY_REST) in the last. LANES rows of a half, each read in parts of 16 bytes, take all threads.
     """
     HEAD: tl.constexpr = 2 * HALF
     width: tl.constexpr = HEADS * HEAD
@@ -318,6 +339,7 @@ def attention_backward_kernel(
     qkv += sample * (TOKENS * stride) + head * HEAD
     grad_qkv += sample * (TOKENS * stride) + head * HEAD
     out += sample * (TOKENS * width) + head * HEAD
+    left += sample * (TOKENS * width) + head * HEAD
     grad += sample * (TOKENS * width) + head * HEAD
     sums += program * TOKENS
     inner += program * TOKENS
@@ -345,8 +367,11 @@ def attention_backward_kernel(
         # In halves, as the queries: joined, they go to registers. What is only read goes to shared memory,
         # and products would wait for all that is being read and written.
         rows = _joined(ga, gb)
-        d = ga.to(tl.float32) * oa.to(tl.float32) + gb.to(tl.float32) * ob.to(tl.float32)
-        d = tl.sum(d, axis=1)
+        oa, ob = oa.to(tl.float32), ob.to(tl.float32)
+        if FLOAT32:
+            la, lb = _halves(left, start, TOKENS, width, HALF, ROWS)
+            oa, ob = oa + la.to(tl.float32), ob + lb.to(tl.float32)
+        d = tl.sum(ga.to(tl.float32) * oa + gb.to(tl.float32) * ob, axis=1)
         n = _numbers(sums, start, TOKENS, ROWS)
         t = start + tl.arange(0, ROWS)
         tl.store(inner + t, d, mask=t < TOKENS)
@@ -358,7 +383,7 @@ def attention_backward_kernel(
         of_query = tl.zeros((ROWS, HEAD), tl.float32)
         for i in tl.static_range(key_blocks):
             of_query = _of_queries(
-                query, rows, kept[2 * i], kept[2 * i + 1], of_query, n, d, scale, i * BK, TOKENS
+                query, rows, kept[2 * i], kept[2 * i + 1], of_query, n, d, scale, i * BK, TOKENS, FLOAT32
             )
         totals = _turned_back(
             of_query, factor, qkv, grad_qkv, query_weight, totals, cos, sin, start, TOKENS, stride
@@ -389,7 +414,7 @@ def attention_backward_kernel(
             of_key, of_value = _of_keys(
                 key, value, taken[2 * i], taken[2 * i + 1], of_key, of_value,
                 _numbers(sums, i * BQ, TOKENS, _block(i, TOKENS // BQ, BQ, QUERY_REST)),
-                _numbers(inner, i * BQ, TOKENS, _block(i, TOKENS // BQ, BQ, QUERY_REST)), scale,
+                _numbers(inner, i * BQ, TOKENS, _block(i, TOKENS // BQ, BQ, QUERY_REST)), scale, FLOAT32,
             )  # fmt: skip
         _put(of_value, grad_qkv + 2 * width, start, TOKENS, stride)
         totals = _turned_back(

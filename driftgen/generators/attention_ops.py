@@ -64,17 +64,20 @@ def attention(
     sin: Tensor,
     heads: int,
     bias: Tensor | None = None,
+    float32: bool = False,
 ) -> Tensor:
     """softmax(q kᵀ / √head) v, ``[B, T, heads · head]``, with q and k as ``turned_heads`` gives them.
 
     ``bias`` ``[3 · heads · head]`` has no part in it, as ``qkv`` has it: its gradient is the sum of that of
-    ``qkv``.
+    ``qkv``. With ``float32`` nothing is rounded between q, k, v and the result, or between the gradients of
+    the result and of q, k, v.
     """
     out: Tensor
     if _wants_gradient(qkv, query_weight, key_weight, bias):
-        out = _Attention.apply(qkv, query_weight, key_weight, cos, sin, heads, bias)  # type: ignore[no-untyped-call]
+        inputs = qkv, query_weight, key_weight, cos, sin, heads, bias, float32
+        out = _Attention.apply(*inputs)  # type: ignore[no-untyped-call]
     else:
-        out, _ = _attend(qkv, query_weight, key_weight, cos, sin, heads, False)
+        out, *_ = _attend(qkv, query_weight, key_weight, cos, sin, heads, float32, False)
     return out
 
 
@@ -103,20 +106,22 @@ class _Attention(torch.autograd.Function):
         sin: Tensor,
         heads: int,
         bias: Tensor | None,
+        float32: bool,
     ) -> Tensor:
         out: Tensor
-        out, sums = _attend(qkv, query_weight, key_weight, cos, sin, heads, True)
-        ctx.save_for_backward(out, sums, qkv, query_weight, key_weight, cos, sin, bias)
+        out, left, sums = _attend(qkv, query_weight, key_weight, cos, sin, heads, float32, True)
+        ctx.save_for_backward(out, left, sums, qkv, query_weight, key_weight, cos, sin, bias)
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         *saved, bias = ctx.saved_tensors
-        query_weight, key_weight = saved[3:5]
+        query_weight, key_weight = saved[4:6]
         by_qkv, weights, sums = _attend_back(*gradients, *saved)
         query, key = weights.unbind()
         by_bias = None if bias is None else sums.to(bias.dtype)
-        return by_qkv, query.to(query_weight.dtype), key.to(key_weight.dtype), None, None, None, by_bias
+        weights = query.to(query_weight.dtype), key.to(key_weight.dtype)
+        return by_qkv, *weights, None, None, None, by_bias, None
 
 
 def _rest(tokens: int, block: int) -> int:
@@ -133,9 +138,12 @@ def _attend(
     cos: Tensor,
     sin: Tensor,
     heads: int,
+    float32: bool,
     with_sums: bool,
-) -> tuple[Tensor, Tensor]:
-    """The result, and with sums log₂ Σ 2^(score log₂ e) of each query, ``[B, heads, T]``; else ``[0]``."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The result; and for gradients what rounding took away of it, in float32, and log₂ Σ 2^(score log₂ e) of
+    each query, ``[B, heads, T]``; else ``[0]``.
+    """
     from driftgen.generators.attention_kernels import attention_forward_kernel
 
     qkv, query_weight, key_weight, cos, sin = (
@@ -143,18 +151,25 @@ def _attend(
     )
     batch, tokens, width = qkv.shape
     head = width // (3 * heads)
-    out = qkv.new_empty(batch, tokens, heads * head)
-    sums = qkv.new_empty((batch, heads, tokens) if with_sums else (0,), dtype=torch.float32)
+    out, left, sums = _made(qkv, heads, float32, with_sums)
     # float16 ends at 65504: there the largest score has to be known.
     bounded = qkv.dtype == torch.bfloat16
     build = FORWARD if bounded and head <= 64 else {**FORWARD, "maxnreg": None}
     with torch.cuda.device_of(qkv):
         attention_forward_kernel[(batch * heads,)](
-            qkv, query_weight, key_weight, cos, sin, out, sums, math.log2(math.e) / math.sqrt(head),
+            qkv, query_weight, key_weight, cos, sin, out, left, sums, math.log2(math.e) / math.sqrt(head),
             TOKENS=tokens, HEADS=heads, HALF=head // 2, REST=_rest(tokens, FORWARD["BK"]), SUMS=with_sums,
-            BOUNDED=bounded, num_stages=1, **build,
+            FLOAT32=float32, BOUNDED=bounded, num_stages=1, **build,
         )  # fmt: skip
-    return out, sums
+    return out, left, sums
+
+
+def _made(qkv: Tensor, heads: int, float32: bool, with_sums: bool) -> tuple[Tensor, Tensor, Tensor]:
+    batch, tokens, width = qkv.shape
+    out = qkv.new_empty(batch, tokens, width // 3)
+    left = qkv.new_empty(out.shape if float32 and with_sums else (0,))
+    sums = qkv.new_empty((batch, heads, tokens) if with_sums else (0,), dtype=torch.float32)
+    return out, left, sums
 
 
 @_attend.register_fake
@@ -165,17 +180,17 @@ def _(
     cos: Tensor,
     sin: Tensor,
     heads: int,
+    float32: bool,
     with_sums: bool,
-) -> tuple[Tensor, Tensor]:
-    batch, tokens, width = qkv.shape
-    sums = qkv.new_empty((batch, heads, tokens) if with_sums else (0,), dtype=torch.float32)
-    return qkv.new_empty(batch, tokens, width // 3), sums
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _made(qkv, heads, float32, with_sums)
 
 
 @torch.library.custom_op("driftgen::attention_backward", mutates_args=())
 def _attend_back(
     grad: Tensor,
     out: Tensor,
+    left: Tensor,
     sums: Tensor,
     qkv: Tensor,
     query_weight: Tensor,
@@ -184,12 +199,12 @@ def _attend_back(
     sin: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradient of ``qkv``, those of the two weights, ``[2, head]``, and the sums of the first over all
-    tokens, ``[3 · heads · head]``.
+    tokens, ``[3 · heads · head]``; in float32 where the result has something left of its rounding.
     """
     from driftgen.generators.attention_kernels import attention_backward_kernel
 
-    grad, out, sums, qkv, query_weight, key_weight, cos, sin = (
-        t.contiguous() for t in (grad, out, sums, qkv, query_weight, key_weight, cos, sin)
+    grad, out, left, sums, qkv, query_weight, key_weight, cos, sin = (
+        t.contiguous() for t in (grad, out, left, sums, qkv, query_weight, key_weight, cos, sin)
     )
     batch, tokens, width = qkv.shape
     heads = sums.shape[1]
@@ -203,9 +218,10 @@ def _attend_back(
     lanes = min(build["ROWS"], 32 * build["num_warps"] * VECTOR // (head // 2))
     with torch.cuda.device_of(qkv):
         attention_backward_kernel[(batch * heads,)](
-            grad, out, sums, qkv, query_weight, key_weight, cos, sin, grad_qkv, inner, shares,
+            grad, out, left, sums, qkv, query_weight, key_weight, cos, sin, grad_qkv, inner, shares,
             math.log2(math.e) * factor, factor, TOKENS=tokens, HEADS=heads, HALF=head // 2, LANES=lanes,
-            KEY_REST=_rest(tokens, build["BK"]), QUERY_REST=_rest(tokens, build["BQ"]), num_stages=1, **build,
+            KEY_REST=_rest(tokens, build["BK"]), QUERY_REST=_rest(tokens, build["BQ"]),
+            FLOAT32=left.numel() > 0, num_stages=1, **build,
         )  # fmt: skip
     return grad_qkv, shares[:, :2].sum((0, 2)), shares[:, 2:].sum(0).flatten()
 
@@ -214,6 +230,7 @@ def _attend_back(
 def _(
     grad: Tensor,
     out: Tensor,
+    left: Tensor,
     sums: Tensor,
     qkv: Tensor,
     query_weight: Tensor,
