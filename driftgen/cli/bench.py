@@ -88,8 +88,12 @@ def step(
     ] = False,
     channels_last: Annotated[bool, typer.Option("--channels-last", help="Lay convolutions out so.")] = False,
     attention_float32: Annotated[
-        bool, typer.Option("--attention-float32", help="As the ablation recipe has it.")
-    ] = False,
+        bool,
+        typer.Option(
+            "--attention-float32/--attention-16",
+            help="As the ablation has it, or in 16 bits as the final recipes.",
+        ),
+    ] = True,
     profile: Annotated[bool, typer.Option("--profile", help="Show the 20 most costly kernels.")] = False,
     dtype: Dtype = None,
     repeats: Repeats = 5,
