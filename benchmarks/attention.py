@@ -1,9 +1,10 @@
 """How attention is best built: time of each way by blocks, warps and registers, against ``turned_heads`` and
 PyTorch's attention.
 
-    python -m benchmarks.attention [--batch 512] [--tokens 272] [--heads 12] [--head 64] [--json FILE]
+    python -m benchmarks.attention [--batch 512] [--tokens 272] [--heads 12] [--head 64] [--float32]
+                                   [--json FILE]
 
-On a GPU, bfloat16. Errors are those of the gradients relative to the ones through PyTorch's attention: a few
+On a GPU, bfloat16; with ``--float32`` nothing between queries, keys, values and the result is rounded. Errors are those of the gradients relative to the ones through PyTorch's attention: a few
 thousandths. The fastest builds are what ``FORWARD`` and ``BACKWARD`` of
 ``driftgen.generators.attention_ops`` should say.
 """
@@ -25,7 +26,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from driftgen.generators import attention_ops as ours
 from driftgen.generators.dit import rope_tables
 from driftgen.generators.head_ops import turned_heads
+from driftgen.report.toy import provenance
 
+EVALUATOR = (
+    "milliseconds of a call: median of batches of 10 queued ones; errors against PyTorch's attention of the "
+    "result and the gradients of qkv and the two norms' weights"
+)
 CALLS = 10  # queued at a time, so that the GPU does not wait for the host
 
 FORWARD: list[dict[str, Any]] = [
@@ -56,9 +62,14 @@ def milliseconds(function: Callable[[], object], repeats: int) -> float:
     return statistics.median(times[1:])
 
 
-def through_pytorch(*inputs: Any) -> Tensor:
-    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
-        return F.scaled_dot_product_attention(*turned_heads(*inputs)).transpose(1, 2).flatten(2)
+def through_pytorch(*inputs: Any, float32: bool = False) -> Tensor:
+    heads = turned_heads(*inputs)
+    if float32:
+        mixed = F.scaled_dot_product_attention(*(t.float() for t in heads)).to(heads[0].dtype)
+    else:
+        with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
+            mixed = F.scaled_dot_product_attention(*heads)
+    return mixed.transpose(1, 2).flatten(2)
 
 
 def error(found: Tensor, wanted: Tensor) -> float:
@@ -74,6 +85,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=272)
     parser.add_argument("--heads", type=int, default=12)
     parser.add_argument("--head", type=int, default=64)
+    parser.add_argument("--float32", action="store_true")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -92,12 +104,14 @@ def main() -> None:
     def measure(name: str, function: Callable[..., Tensor], build: dict[str, Any]) -> None:
         row: dict[str, Any] = {"name": name, **build}
         try:
-            out = function(*leaves, *tables, args.heads)
+            out = function(*leaves, *tables, args.heads, float32=args.float32)
             found = torch.autograd.grad(out, leaves, upstream, retain_graph=True)
             if wanted:
                 row["errors"] = [error(a, b) for a, b in zip((out, *found), wanted, strict=True)]
             with torch.enable_grad():
-                row["forward"] = milliseconds(lambda: function(*leaves, *tables, args.heads), args.repeats)
+                row["forward"] = milliseconds(
+                    lambda: function(*leaves, *tables, args.heads, float32=args.float32), args.repeats
+                )
             row["backward"] = milliseconds(
                 lambda: torch.autograd.grad(out, leaves, upstream, retain_graph=True), args.repeats
             )
@@ -112,7 +126,9 @@ def main() -> None:
     for row in rows:
         show(row)
     with torch.no_grad():
-        took = milliseconds(lambda: ours.attention(*leaves, *tables, args.heads), args.repeats)
+        took = milliseconds(
+            lambda: ours.attention(*leaves, *tables, args.heads, float32=args.float32), args.repeats
+        )
     rows.append({"name": "no gradient", "forward": took})
     show(rows[-1])
     for forward in FORWARD:
@@ -125,7 +141,10 @@ def main() -> None:
         measure("backward", ours.attention, backward)
         show(rows[-1])
     if args.json:
-        args.json.write_text(json.dumps({"gpu": torch.cuda.get_device_name(), "rows": rows}, indent=1) + "\n")
+        about = provenance("python -m benchmarks.attention" + " --float32" * args.float32)
+        about |= {"gpu": torch.cuda.get_device_name(), "evaluator": EVALUATOR}
+        shape = [args.batch, args.tokens, args.heads, args.head]
+        args.json.write_text(json.dumps(about | {"shape": shape, "rows": rows}, indent=1) + "\n")
 
 
 def show(row: dict[str, Any]) -> None:
