@@ -4,9 +4,9 @@ PyTorch's attention.
     python -m benchmarks.attention [--batch 512] [--tokens 272] [--heads 12] [--head 64] [--float32]
                                    [--json FILE]
 
-On a GPU, bfloat16; with ``--float32`` nothing between queries, keys, values and the result is rounded. Errors are those of the gradients relative to the ones through PyTorch's attention: a few
-thousandths. The fastest builds are what ``FORWARD`` and ``BACKWARD`` of
-``driftgen.generators.attention_ops`` should say.
+On a GPU, bfloat16; with ``--float32`` nothing between queries, keys, values and the result is rounded. Errors
+are those of the gradients relative to the ones through PyTorch's attention: a few thousandths. The fastest
+builds are what ``FORWARD`` and ``BACKWARD`` of ``driftgen.generators.attention_ops`` should say.
 """
 
 from __future__ import annotations
