@@ -84,6 +84,7 @@ def main() -> None:
     dit.covers_attention = covers
     if args.json:
         about = provenance("python -m benchmarks.levers") | {"gpu": torch.cuda.get_device_name(device)}
+        about["attention_float32"] = sizes.attention_float32
         args.json.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
 
 

@@ -281,14 +281,16 @@ def test_micro_batches_train_as_the_whole(tmp_path):
         ),
         (["generator.kind=dit", "batch.micro=4", "checkpoint_blocks=true"], "batch.mode=previous"),
         (["generator.kind=mlp", "batch.micro=4", "batch.mode=previous"], "batch.generated=N with fewer"),
+        (["mae-digits", "micro=2"], "micro=4, the same step in parts"),
     ],
 )
 def test_too_little_memory_is_told_in_a_line(tmp_path, changes, advice):
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
 
+    recipe, *changes = changes if changes[0].startswith("mae") else ["digits", *SMALL, *changes]
     view, task = Silent(), SimpleNamespace(model=torch.nn.Linear(2, 2), gradient=full)
-    loop = Loop(tmp_path, config(*changes), task, Processes.start("cpu"), view, finish=print)
+    loop = Loop(tmp_path, load_recipe(recipe, changes), task, Processes.start("cpu"), view, finish=print)
     with pytest.raises(InputError) as caught:
         loop.run()
-    assert str(caught.value).startswith(f"out of GPU memory at step 1: give --set {advice}")
+    assert str(caught.value).startswith(f"out of GPU memory after step 0: give --set {advice}")

@@ -132,7 +132,7 @@ def build_step(sizes: Sizes, device: torch.device, phases: Phases | None = None)
     autocast = None if sizes.dtype == torch.float32 else sizes.dtype
     how: dict[str, Any] = {"micro": sizes.micro, "mode": sizes.mode, "autocast": autocast}
     step = DriftStep(generator, phi, loss, generated=sizes.generated, **how)
-    compute = RecordedStep(step, generator.parameters()) if sizes.graph else step
+    compute = RecordedStep(step, generator.parameters(), _refuse) if sizes.graph else step
     drawn = _draw(sizes, generator, device)
 
     def run() -> torch.Tensor:
@@ -150,6 +150,11 @@ def build_step(sizes: Sizes, device: torch.device, phases: Phases | None = None)
     networks = [generator, phi, *averages.models.values()]
     held = count_bytes(tensor for network in networks for tensor in network.state_dict().values())
     return Built(run, generator, phi, optimizer, held)
+
+
+def _refuse(why: str) -> None:
+    """What was not recorded must not be shown as if it were."""
+    raise InputError(f"graph: {why}")
 
 
 def _draw(sizes: Sizes, generator: DiT, device: torch.device) -> Drawn:

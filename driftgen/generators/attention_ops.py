@@ -69,8 +69,8 @@ def attention(
     """softmax(q kᵀ / √head) v, ``[B, T, heads · head]``, with q and k as ``turned_heads`` gives them.
 
     ``bias`` ``[3 · heads · head]`` has no part in it, as ``qkv`` has it: its gradient is the sum of that of
-    ``qkv``. With ``float32`` nothing is rounded between q, k, v and the result, or between the gradients of
-    the result and of q, k, v.
+    ``qkv``. With ``float32`` nothing is rounded to 16 bits between q, k, v and the result, or between the
+    gradients of the result and of q, k, v: errors there are about 2⁻¹⁷.
     """
     out: Tensor
     if _wants_gradient(qkv, query_weight, key_weight, bias):

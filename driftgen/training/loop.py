@@ -140,7 +140,7 @@ class Loop:
         try:
             return self._run()
         except torch.OutOfMemoryError:
-            raise InputError(f"out of GPU memory at step {self.step + 1}: {_advice(self.config)}") from None
+            raise InputError(f"out of GPU memory after step {self.step}: {_advice(self.config)}") from None
 
     def _run(self) -> bool:
         self._resume()
