@@ -325,6 +325,19 @@ def test_where_attention_is_used(options, dtype, used, calls):
     assert calls == [False, False] * used
 
 
+@pytest.mark.parametrize("float32", [False, True])
+def test_a_layer_in_float32(float32):
+    layer, (x, *tables), _ = layer_case()
+    layer.to(BFLOAT16).float32 = float32
+    with torch.no_grad():
+        weights = layer.query_norm.weight, layer.key_norm.weight
+        want, other = (
+            attention(layer.qkv(x), *weights, *tables, 2, float32=wide) for wide in (float32, not float32)
+        )
+        assert torch.equal(layer.mixed(x, *tables), want)
+    assert not torch.equal(want, other)
+
+
 def test_attention_is_that_of_the_module():
     """In bfloat16: the same numbers up to a rounding of each."""
     cos, sin = rope_tables(70, 64, torch.device(DEVICE))
