@@ -41,10 +41,15 @@ FORWARD: list[dict[str, Any]] = [
     {"BQ": 128, "BK": 128, "num_warps": 8, "maxnreg": None},
 ]
 BACKWARD: list[dict[str, Any]] = [
-    {"ROWS": 64, "BK": 64, "BQ": 64, "num_warps": 4, "maxnreg": None},
-    {"ROWS": 64, "BK": 128, "BQ": 64, "num_warps": 4, "maxnreg": None},
-    {"ROWS": 64, "BK": 64, "BQ": 32, "num_warps": 4, "maxnreg": None},
-    {"ROWS": 128, "BK": 64, "BQ": 64, "num_warps": 8, "maxnreg": None},
+    {"ROWS": 64, "BK": 64, "BQ": 32, "STAGES": 4, "num_warps": 4, "maxnreg": None},
+    {"ROWS": 64, "BK": 64, "BQ": 64, "STAGES": 3, "num_warps": 4, "maxnreg": None},
+    {"ROWS": 64, "BK": 64, "BQ": 64, "STAGES": 2, "num_warps": 4, "maxnreg": None},
+    {"ROWS": 64, "BK": 64, "BQ": 64, "STAGES": 4, "num_warps": 4, "maxnreg": None},
+    {"ROWS": 64, "BK": 64, "BQ": 64, "STAGES": 3, "num_warps": 4, "maxnreg": 168},
+    {"ROWS": 64, "BK": 64, "BQ": 32, "STAGES": 3, "num_warps": 4, "maxnreg": None},
+    {"ROWS": 64, "BK": 128, "BQ": 64, "STAGES": 3, "num_warps": 4, "maxnreg": None},
+    {"ROWS": 64, "BK": 32, "BQ": 32, "STAGES": 3, "num_warps": 4, "maxnreg": 168},
+    {"ROWS": 128, "BK": 64, "BQ": 64, "STAGES": 3, "num_warps": 8, "maxnreg": None},
 ]
 
 

@@ -2,11 +2,14 @@
 """Attention from the output of its linear layer, norm and rotation of queries and keys with it: one kernel
 each way.
 
-A program has one head of one sample. On the way back it goes through it twice: for the gradients of queries
-with the queries as rows of every product, then for those of keys and values with the keys as rows. So the
-exponentials and their gradients are always where the next product reads them, in registers, and nothing but
-what each pass reads throughout is in shared memory: two programs fit a multiprocessor. Scores are made twice
-instead: seven products for five.
+A program has one head of one sample. Forward it keeps all keys and values in shared memory, and block after
+block of queries goes by them.
+
+On the way back it goes through the head twice: for the gradients of queries with the queries as rows of
+every product, then for those of keys and values with the keys as rows. So the exponentials and their
+gradients are always where the next product reads them, in registers. Scores are made twice instead: seven
+products for five. What the rows are multiplied with is read block by block, in a loop, some blocks ahead:
+kept in shared memory, each block would need registers of its own for where it lies.
 
 Queries, keys, values and gradients are 16-bit numbers, so that their products are those of float32. What is
 computed from them, weights and gradients of scores, is rounded to 16 bits for the next product; in float32,
@@ -22,12 +25,6 @@ __all__ = ["attention_backward_kernel", "attention_forward_kernel"]
 
 EPS = tl.constexpr(1e-6)
 SAFE = tl.constexpr(64.0)  # scores in base 2 whose exponentials, and sums of them, float32 and bfloat16 hold
-
-
-@triton.constexpr_function
-def _block(i, full, block, rest):
-    """Tokens of block i: there are ``full`` blocks, and a last one of ``rest``."""
-    return block if i < full else rest
 
 
 @triton.jit
@@ -216,6 +213,13 @@ def attention_forward_kernel(
 
 
 @triton.jit
+def _full(x, start, STRIDE: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr):
+    """As ``_values``, of a block that the tokens fill."""
+    t = start + tl.arange(0, ROWS)[:, None]
+    return tl.load(x + t * STRIDE + tl.arange(0, 2 * HALF)[None, :])
+
+
+@triton.jit
 def _numbers(x, start, TOKENS: tl.constexpr, COUNT: tl.constexpr):
     """Zero beyond the tokens: with queries and gradients that are zero there, so is all that comes of it."""
     t = start + tl.arange(0, COUNT)
@@ -313,10 +317,11 @@ def _of_keys(key, value, query, grad, of_key, of_value, n, d, scale, FLOAT32: tl
 
 @triton.jit
 def attention_backward_kernel(
-    grad, out, left, sums, qkv, query_weight, key_weight, cos, sin, grad_qkv, inner, shares, scale, factor,
+    grad, out, left, sums, qkv, query_weight, key_weight, cos, sin, grad_qkv, turned, inner, shares, scale,
+    factor,
     TOKENS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
     BK: tl.constexpr, KEY_REST: tl.constexpr, BQ: tl.constexpr, QUERY_REST: tl.constexpr,
-    FLOAT32: tl.constexpr,
+    FLOAT32: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """From the gradient dO of ``out`` ``[B, TOKENS, HEADS, 2 · HALF]``, the one of ``qkv``
     ``[B, TOKENS, 3, HEADS, 2 · HALF]``; and shares of the gradients of the norms' two weights, and of that of
@@ -325,14 +330,15 @@ def attention_backward_kernel(
     With S = q kᵀ, P = 2^(S scale − sums) and D = Σ dO · O of each query (in float32 with what rounding took
     away of O, ``left``), which goes to ``inner`` ``[B, HEADS, TOKENS]``: dv = Pᵀ dO, dS = P (dO vᵀ − D),
     dq = factor · dS k, dk = factor · dSᵀ q, where ``factor`` is 1 / √head and ``scale`` log₂ e times that.
-    Blocks of ROWS tokens go by those kept in shared memory, BK keys (BQ queries) in a block and KEY_REST
-    (QUERY_REST) in the last. LANES rows of a half, each read in parts of 16 bytes, take all threads.
+    Blocks of ROWS tokens go by all the others, BK keys (BQ queries) in a block, read STAGES − 1 blocks ahead,
+    and KEY_REST (QUERY_REST) in the last. LANES rows of a half, each read in parts of 16 bytes, take all
+    threads. Queries after norm and rotation go to ``turned`` ``[B, TOKENS, HEADS, 2 · HALF]``.
     """
     HEAD: tl.constexpr = 2 * HALF
     width: tl.constexpr = HEADS * HEAD
     stride: tl.constexpr = 3 * width
-    key_blocks: tl.constexpr = TOKENS // BK + (KEY_REST > 0)
-    query_blocks: tl.constexpr = TOKENS // BQ + (QUERY_REST > 0)
+    keys: tl.constexpr = TOKENS // BK * BK
+    queries: tl.constexpr = TOKENS // BQ * BQ
     program = tl.program_id(0).to(tl.int64)
     sample = program // HEADS
     head = program % HEADS
@@ -340,26 +346,23 @@ def attention_backward_kernel(
     grad_qkv += sample * (TOKENS * stride) + head * HEAD
     out += sample * (TOKENS * width) + head * HEAD
     left += sample * (TOKENS * width) + head * HEAD
+    turned += sample * (TOKENS * width) + head * HEAD
     grad += sample * (TOKENS * width) + head * HEAD
     sums += program * TOKENS
     inner += program * TOKENS
     shares += sample * (5 * width) + head * HEAD
     zero = tl.zeros((LANES, HALF), tl.float32)
 
-    # All that can be read is asked for before any of it is waited for.
-    read = ()
-    for i in tl.static_range(key_blocks):
-        ka, kb = _halves(qkv + width, i * BK, TOKENS, stride, HALF, _block(i, TOKENS // BK, BK, KEY_REST))
-        v = _values(qkv + 2 * width, i * BK, TOKENS, stride, HALF, _block(i, TOKENS // BK, BK, KEY_REST))
-        read = read + (ka, kb, v)  # noqa: RUF005 (the kernel language has no unpacking)
-    kept = ()
-    wa, wb = _weights(key_weight, HALF)
-    for i in tl.static_range(key_blocks):
-        ka, kb = _turn(read[3 * i], read[3 * i + 1], wa, wb, cos, sin, i * BK, TOKENS)
-        # For the second pass, in the place where the gradient of the keys will be.
-        _put_halves(ka, kb, grad_qkv + width, i * BK, TOKENS, stride)
-        kept = kept + (_joined(ka, kb), read[3 * i + 2])  # noqa: RUF005
+    for start in range(0, TOKENS, ROWS):
+        a, b = _halves(qkv + width, start, TOKENS, stride, HALF, ROWS)
+        wa, wb = _weights(key_weight, HALF)
+        a, b = _turn(a, b, wa, wb, cos, sin, start, TOKENS)
+        # In the place where their gradient will be.
+        _put_halves(a, b, grad_qkv + width, start, TOKENS, stride)
+    # Other threads read what was stored here.
+    tl.debug_barrier()
     totals = (zero, zero, zero, zero)
+    of_values = tl.zeros((16, HEAD), tl.float32)
     for start in range(0, TOKENS, ROWS):
         a, b = _halves(qkv, start, TOKENS, stride, HALF, ROWS)
         ga, gb = _halves(grad, start, TOKENS, width, HALF, ROWS)
@@ -377,47 +380,52 @@ def attention_backward_kernel(
         tl.store(inner + t, d, mask=t < TOKENS)
         wa, wb = _weights(query_weight, HALF)
         qa, qb = _turn(a, b, wa, wb, cos, sin, start, TOKENS)
-        # For the second pass too; the place of the values' gradient is free until then.
-        _put_halves(qa, qb, grad_qkv + 2 * width, start, TOKENS, stride)
+        _put_halves(qa, qb, turned, start, TOKENS, width)
         query = _joined(qa, qb)
         of_query = tl.zeros((ROWS, HEAD), tl.float32)
-        for i in tl.static_range(key_blocks):
+        if KEY_REST > 0:  # asked for before the loop, to be there after it
+            last_key = _values(grad_qkv + width, keys, TOKENS, stride, HALF, KEY_REST)
+            last_value = _values(qkv + 2 * width, keys, TOKENS, stride, HALF, KEY_REST)
+        for first in tl.range(0, keys, BK, num_stages=STAGES):
+            key = _full(grad_qkv + width, first, stride, HALF, BK)
+            value = _full(qkv + 2 * width, first, stride, HALF, BK)
+            of_query = _of_queries(query, rows, key, value, of_query, n, d, scale, 0, TOKENS, FLOAT32)
+        if KEY_REST > 0:
             of_query = _of_queries(
-                query, rows, kept[2 * i], kept[2 * i + 1], of_query, n, d, scale, i * BK, TOKENS, FLOAT32
+                query, rows, last_key, last_value, of_query, n, d, scale, keys, TOKENS, FLOAT32
             )
         totals = _turned_back(
             of_query, factor, qkv, grad_qkv, query_weight, totals, cos, sin, start, TOKENS, stride
         )
     _share(totals, factor, shares, shares + 2 * width)
 
-    # Other threads read what was stored here: queries, keys and D.
-    tl.debug_barrier()
-    taken = ()
-    of_values = tl.zeros((16, HEAD), tl.float32)
-    for i in tl.static_range(query_blocks):
-        q = _values(
-            grad_qkv + 2 * width, i * BQ, TOKENS, stride, HALF, _block(i, TOKENS // BQ, BQ, QUERY_REST)
-        )
-        g = _values(grad, i * BQ, TOKENS, width, HALF, _block(i, TOKENS // BQ, BQ, QUERY_REST))
-        # Weights of a query sum to one: the gradients of all values to those of all results.
-        of_values = _added(of_values, g.to(tl.float32))
-        taken = taken + (q, g)  # noqa: RUF005
-    tl.store(shares + 4 * width + tl.arange(0, HEAD), tl.sum(of_values, axis=0))
+    tl.debug_barrier()  # as above: queries and D
     totals = (zero, zero, zero, zero)
-    # No values' gradient may be stored before all queries are read.
-    tl.debug_barrier()
     for start in range(0, TOKENS, ROWS):
         key = _values(grad_qkv + width, start, TOKENS, stride, HALF, ROWS)
         value = _values(qkv + 2 * width, start, TOKENS, stride, HALF, ROWS)
+        # Weights of a query sum to one: the gradients of all values to those of all results.
+        of_values = _added(of_values, _values(grad, start, TOKENS, width, HALF, ROWS).to(tl.float32))
         of_key, of_value = tl.zeros((ROWS, HEAD), tl.float32), tl.zeros((ROWS, HEAD), tl.float32)
-        for i in tl.static_range(query_blocks):
+        if QUERY_REST > 0:
+            last_query = _values(turned, queries, TOKENS, width, HALF, QUERY_REST)
+            last_grad = _values(grad, queries, TOKENS, width, HALF, QUERY_REST)
+        for first in tl.range(0, queries, BQ, num_stages=STAGES):
+            query = _full(turned, first, width, HALF, BQ)
+            g = _full(grad, first, width, HALF, BQ)
+            j = first + tl.arange(0, BQ)
             of_key, of_value = _of_keys(
-                key, value, taken[2 * i], taken[2 * i + 1], of_key, of_value,
-                _numbers(sums, i * BQ, TOKENS, _block(i, TOKENS // BQ, BQ, QUERY_REST)),
-                _numbers(inner, i * BQ, TOKENS, _block(i, TOKENS // BQ, BQ, QUERY_REST)), scale, FLOAT32,
+                key, value, query, g, of_key, of_value, tl.load(sums + j), tl.load(inner + j), scale, FLOAT32
+            )
+        if QUERY_REST > 0:
+            of_key, of_value = _of_keys(
+                key, value, last_query, last_grad, of_key, of_value,
+                _numbers(sums, queries, TOKENS, QUERY_REST), _numbers(inner, queries, TOKENS, QUERY_REST),
+                scale, FLOAT32,
             )  # fmt: skip
         _put(of_value, grad_qkv + 2 * width, start, TOKENS, stride)
         totals = _turned_back(
             of_key, factor, qkv + width, grad_qkv + width, key_weight, totals, cos, sin, start, TOKENS, stride
         )
     _share(totals, factor, shares + width, shares + 3 * width)
+    tl.store(shares + 4 * width + tl.arange(0, HEAD), tl.sum(of_values, axis=0))

@@ -23,35 +23,31 @@ __all__ = ["attention", "covers_attention"]
 TYPES = (torch.bfloat16, torch.float16)
 HEAD_SIZES = (32, 64, 128)
 MOST_TOKENS = 512
-MOST_KEPT = 200 * 2**10  # bytes of shared memory that two of queries, keys and values of a head may take
+MOST_KEPT = 200 * 2**10  # bytes of shared memory: keys and values of a head and a block of queries
 
 # How the kernels are built: blocks of tokens (BQ queries by BK keys; on the way back ROWS queries by BK keys,
-# then ROWS keys by BQ queries), warps of a program, and the registers of a thread that let as many programs
-# run at a time as the shared memory has room for. On an H200, 512 x 12 heads x 272 tokens x 64: 0.57 ms, and
-# 2.5 ms back (norms, rotation and PyTorch's attention: 0.93 and 2.47 ms). Forward with 128 keys 0.60, with
-# 128 queries 0.95, with all registers 0.67; back, when it took 2.64 so, with 32 queries 3.08, with 128 rows
-# and 8 warps 3.63 (``benchmarks/attention.py``).
+# then ROWS keys by BQ queries), blocks read there at a time, warps of a program, and the registers of a
+# thread that let as many programs run at a time as the shared memory has room for. On an H200, 512 x 12
+# heads x 272 tokens x 64: 0.57 ms, and 2.50 ms back; in float32 0.82 and 3.02 ms (norms, rotation and PyTorch's
+# attention: 0.93 and 2.47 ms, in float32 6.1 and 13.0 ms). The next best: ``benchmarks/attention.py``.
 FORWARD: dict[str, Any] = {"BQ": 64, "BK": 64, "num_warps": 4, "maxnreg": 168}
-BACKWARD: dict[str, Any] = {"ROWS": 64, "BK": 64, "BQ": 64, "num_warps": 4, "maxnreg": None}
+BACKWARD: dict[str, Any] = {"ROWS": 64, "BK": 64, "BQ": 32, "STAGES": 4, "num_warps": 4, "maxnreg": None}
 
 
-def covers_attention(qkv: Tensor, heads: int, *weights: Tensor | None) -> bool:
+def covers_attention(qkv: Tensor, heads: int) -> bool:
     """Whether :func:`attention` takes this output ``[B, T, 3 · heads · head]`` of a linear layer: 16-bit
     numbers, T up to 512, heads of 32, 64 or 128, keys and values of one that fit the memory of a Hopper GPU's
-    multiprocessor beside 64 queries, or 128 where a gradient of it, of the weights or of a bias is wanted.
+    multiprocessor beside a block of queries.
     """
     tokens, width = qkv.shape[-2:]
     head = width // (3 * heads)
-    rows = FORWARD["BQ"]
-    if _wants_gradient(qkv, *weights):
-        rows = max(2 * BACKWARD["ROWS"], rows)
     return (
         has_kernels(qkv)
         and qkv.dtype in TYPES
         and qkv.ndim == 3
         and tokens <= MOST_TOKENS
         and head in HEAD_SIZES
-        and (4 * tokens + 2 * rows) * head <= MOST_KEPT
+        and (4 * tokens + 2 * FORWARD["BQ"]) * head <= MOST_KEPT
         and _keeps_operands(qkv.device)
     )
 
@@ -209,19 +205,17 @@ def _attend_back(
     batch, tokens, width = qkv.shape
     heads = sums.shape[1]
     head = width // (3 * heads)
-    grad_qkv = qkv.new_empty(qkv.shape)
+    grad_qkv, turned = qkv.new_empty(qkv.shape), out.new_empty(out.shape)
     inner = sums.new_empty(sums.shape)
     shares = sums.new_empty(batch, 5, heads, head)
     factor = 1 / math.sqrt(head)
-    # Two gradients of a head of 128 leave fewer registers for the scores.
-    build = BACKWARD if head <= 64 else {**BACKWARD, "BQ": 32}
-    lanes = min(build["ROWS"], 32 * build["num_warps"] * VECTOR // (head // 2))
+    lanes = min(BACKWARD["ROWS"], 32 * BACKWARD["num_warps"] * VECTOR // (head // 2))
     with torch.cuda.device_of(qkv):
         attention_backward_kernel[(batch * heads,)](
-            grad, out, left, sums, qkv, query_weight, key_weight, cos, sin, grad_qkv, inner, shares,
+            grad, out, left, sums, qkv, query_weight, key_weight, cos, sin, grad_qkv, turned, inner, shares,
             math.log2(math.e) * factor, factor, TOKENS=tokens, HEADS=heads, HALF=head // 2, LANES=lanes,
-            KEY_REST=_rest(tokens, build["BK"]), QUERY_REST=_rest(tokens, build["BQ"]),
-            FLOAT32=left.numel() > 0, num_stages=1, **build,
+            KEY_REST=_rest(tokens, BACKWARD["BK"]), QUERY_REST=_rest(tokens, BACKWARD["BQ"]),
+            FLOAT32=left.numel() > 0, num_stages=1, **BACKWARD,
         )  # fmt: skip
     return grad_qkv, shares[:, :2].sum((0, 2)), shares[:, 2:].sum(0).flatten()
 

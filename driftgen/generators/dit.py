@@ -251,7 +251,7 @@ class Attention(nn.Module):
             qkv, bias = linear_and_bias(self.qkv, x)
         else:
             qkv, bias = self.qkv(x), None
-        if weights and covers_attention(qkv, heads, *weights, bias):
+        if weights and covers_attention(qkv, heads):
             return attention(qkv, *weights, cos, sin, heads, bias, self.float32)
         q, k, v = self.heads(qkv, cos, sin, bias)
         if self.float32:
