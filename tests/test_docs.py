@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from driftgen.generators import attention_ops
+
 ROOT = Path(__file__).parent.parent
 INITS = ("between", "far", "collapsed")
 
@@ -168,6 +170,10 @@ def test_performance_figures_come_from_results():
         assert f"{1000 * row['seconds']:.3g} ms" in text, row["detail"]
     for row in load("speed-h200/step64.json")["rows"]:
         assert f"| **{row['seconds']:.2f} s** | **{row['peak_bytes'] / 2**30:.0f} GiB** |" in text
+    (step,), (half,) = (load(f"speed-h200/{name}.json")["rows"] for name in ("step", "step-16"))
+    for row, digits, mark in ((step, 3, "**"), (half, 3, ""), (step["references"]["eager"], 2, "")):
+        cells = f"{row['seconds']:.{digits}f} s", f"{row['peak_bytes'] / 2**30:.0f} GiB"
+        assert "| " + " | ".join(f"{mark}{cell}{mark}" for cell in cells) + " |" in text
     (recorded,) = load("speed-h200/step-graph.json")["rows"]
     assert f"[{recorded['seconds']:.3f} s](../results/speed-h200/step-graph.json)" in text
     small, cold, launches = (load(f"speed-h200/cifar10{name}.json") for name in ("", "-cold", "-launches"))
@@ -178,11 +184,18 @@ def test_performance_figures_come_from_results():
     assert f"and {small['first_step_seconds']:.0f} s with filled" in text
     losses = load("speed-cpu/cifar10-losses.json")
     assert losses["first"] == losses["now"]
-    _, overlapped, plain, checkpointed, _ = load("speed-h200/levers.json")["rows"]
-    peaks = [f"{row['peak_bytes'] / 2**30:.0f}" for row in (plain, checkpointed)]
-    times = [f"{1000 * row['seconds']:.0f}" for row in (plain, checkpointed, overlapped)]
+    _, overlapped, plain, checkpointed, pytorch = load("speed-h200/levers.json")["rows"]
+    peaks = [f"{row['peak_bytes'] / 2**30:.0f}" for row in (plain, checkpointed, pytorch)]
+    times = [f"{1000 * row['seconds']:.0f}" for row in (plain, checkpointed, overlapped, pytorch)]
     assert f"| {peaks[0]} to {peaks[1]} GiB for {times[0]} to {times[1]} ms " in text
     assert f"| {times[2]} against {times[0]} ms" in text
+    assert f"| {times[3]} to {times[0]} ms, {peaks[2]} to {peaks[0]} GiB " in text
+    assert f"[{plain['seconds']:.3f} s](../results/speed-h200/levers.json)" in text
+    for name, words in (("-float32", "of a layer"), ("", "in bfloat16")):
+        pytorch, *rows = load(f"speed-h200/attention{name}.json")["rows"]
+        (ours,) = (row for row in rows if attention_ops.BACKWARD.items() <= row.items())
+        before, after = (row["forward"] + row["backward"] for row in (pytorch, ours))
+        assert f"{words} {before:.2f} to {after:.2f} ms" in text
     first, now = (load(f"speed-cpu/{name}.json")["rows"] for name in ("host-first", "host"))
     for before, after in zip(first, now, strict=True):
         assert f"from {1000 * before['seconds']:.3g} to {1000 * after['seconds']:.2g} ms" in " ".join(
