@@ -362,7 +362,6 @@ def attention_backward_kernel(
     # Other threads read what was stored here.
     tl.debug_barrier()
     totals = (zero, zero, zero, zero)
-    of_values = tl.zeros((16, HEAD), tl.float32)
     for start in range(0, TOKENS, ROWS):
         a, b = _halves(qkv, start, TOKENS, stride, HALF, ROWS)
         ga, gb = _halves(grad, start, TOKENS, width, HALF, ROWS)
@@ -401,6 +400,7 @@ def attention_backward_kernel(
 
     tl.debug_barrier()  # as above: queries and D
     totals = (zero, zero, zero, zero)
+    of_values = tl.zeros((16, HEAD), tl.float32)
     for start in range(0, TOKENS, ROWS):
         key = _values(grad_qkv + width, start, TOKENS, stride, HALF, ROWS)
         value = _values(qkv + 2 * width, start, TOKENS, stride, HALF, ROWS)
