@@ -12,7 +12,6 @@ builds are what ``FORWARD`` and ``BACKWARD`` of ``driftgen.generators.attention_
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -23,10 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks.results import save
 from driftgen.generators import attention_ops as ours
 from driftgen.generators.dit import rope_tables
 from driftgen.generators.head_ops import turned_heads
-from driftgen.report.toy import provenance
 
 EVALUATOR = (
     "milliseconds of a call: median of batches of 10 queued ones; errors against PyTorch's attention of the "
@@ -145,11 +144,8 @@ def main() -> None:
         ours.BACKWARD = backward
         measure("backward", ours.attention, backward)
         show(rows[-1])
-    if args.json:
-        about = provenance("python -m benchmarks.attention" + " --float32" * args.float32)
-        about |= {"gpu": torch.cuda.get_device_name(), "evaluator": EVALUATOR}
-        shape = [args.batch, args.tokens, args.heads, args.head]
-        args.json.write_text(json.dumps(about | {"shape": shape, "rows": rows}, indent=1) + "\n")
+    shape = [args.batch, args.tokens, args.heads, args.head]
+    save(args.json, EVALUATOR, {"shape": shape, "rows": rows})
 
 
 def show(row: dict[str, Any]) -> None:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.attention import milliseconds
+from benchmarks.results import save
 from driftgen.features import group_norm as ours
-from driftgen.report.toy import provenance
 
 BUILDS = [
     {"WARPS": 4, "STAGES": 3, "MOST_CHANNELS": 256, "NUMBERS_AT_A_TIME": 256},
@@ -65,9 +65,11 @@ def main() -> None:
         }
         rows.append(build | {name: milliseconds(call, 5) for name, call in calls.items()})
         print(json.dumps(rows[-1]), flush=True)
-    if args.json:
-        about = provenance("python -m benchmarks.group_norm") | {"gpu": torch.cuda.get_device_name()}
-        args.json.write_text(json.dumps(about | {"shape": shape, "rows": rows}, indent=1) + "\n")
+    save(
+        args.json,
+        "milliseconds of a call: median of batches of 10 queued ones",
+        {"shape": shape, "rows": rows},
+    )
 
 
 if __name__ == "__main__":

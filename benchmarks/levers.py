@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
+from benchmarks.results import save
 from driftgen.bench import step as bench
 from driftgen.bench.clock import find_device, free, timed
 from driftgen.generators import dit
-from driftgen.report.toy import provenance
 from driftgen.training.step import DriftStep, Features
 
 
@@ -82,10 +82,8 @@ def main() -> None:
     torch.compiler.reset()
     measure("PyTorch's attention", bench.build_step(sizes, device))
     dit.covers_attention = covers
-    if args.json:
-        about = provenance("python -m benchmarks.levers") | {"gpu": torch.cuda.get_device_name(device)}
-        about["attention_float32"] = sizes.attention_float32
-        args.json.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+    evaluator = "seconds of a step: median of the repeats after three; queued: a step among others"
+    save(args.json, evaluator, {"attention_float32": sizes.attention_float32, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ attention, and the convolutions of the paper's encoder by layout and number of s
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks.results import save
 from driftgen.bench.clock import timed
 
 TOKENS = 256 * 272
@@ -96,9 +96,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks.parts needs an NVIDIA GPU")
     rows = products() + attention() + convolutions()
-    if args.json:
-        record = {"command": "python -m benchmarks.parts", "gpu": torch.cuda.get_device_name(), "rows": rows}
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+    save(args.json, "seconds of a call among others that do not wait for each other", {"rows": rows})
 
 
 if __name__ == "__main__":

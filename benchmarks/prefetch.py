@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import tempfile
 import time
@@ -19,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.results import save
 from driftgen.data.arrays import ArrayImages
 from driftgen.data.grouped import ClassIndex, StepSizes
 from driftgen.data.latents import LatentCache, encode_images
@@ -63,10 +62,7 @@ def main() -> None:
             "waits_seconds_without": waits(cache, False, args.steps, args.step),
         }
     print(json.dumps(row))
-    if args.json:
-        about = {"command": "python -m benchmarks.prefetch", "hardware": f"{platform.machine()} CPU"}
-        about |= {"threads": os.cpu_count(), "torch": torch.__version__}
-        args.json.write_text(json.dumps(about | {"rows": [row]}, indent=1) + "\n")
+    save(args.json, "seconds that a step waits for its samples: median after two steps", {"rows": [row]})
 
 
 if __name__ == "__main__":

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.results import save
 from driftgen.bench.clock import find_device
 from driftgen.bench.profile import Phases, profile_step
 from driftgen.features import ResNetMAE
-from driftgen.report.toy import provenance
 from driftgen.saved import save_model
 from driftgen.training.config import TrainConfig
 from driftgen.training.ema import Averages
@@ -114,10 +114,8 @@ def main() -> None:
             for cost in rows[:25]:
                 print(f"{cost.phase:10} {cost.calls:7.1f} {1000 * cost.seconds:8.3f} ms {cost.name[:90]}")
         task.data.close()
-    if args.json:
-        about = provenance(f"python -m benchmarks.recipe {args.recipe}")
-        about["gpu"] = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-        args.json.write_text(json.dumps(about | found, indent=1) + "\n")
+    evaluator = "steps by the clock, one by one: median of the later half; peak memory allocated by PyTorch"
+    save(args.json, evaluator, found)
 
 
 if __name__ == "__main__":

@@ -126,6 +126,17 @@ def test_step(here, tmp_path):
     assert ("generator", "aten::convolution_backward") not in found
 
 
+@pytest.mark.parametrize(("words", "float32"), [([], True), (["--attention-16"], False)])
+def test_attention_is_that_of_the_ablation_unless_told(words, float32, here, tmp_path, monkeypatch):
+    """And a row in 16 bits says so."""
+    monkeypatch.setattr(step, "_time_step", lambda *_: (Timing(1.0, 1.0, 1.0, 8), 0))
+    options = [*TINY_STEP, "--dtype", "bfloat16", "--device", "cpu", "--json", tmp_path / "step.json"]
+    assert here("bench", "step", *options, *words).returncode == 0
+    (row,) = read(tmp_path / "step.json", "step")["rows"]
+    assert row["sizes"]["attention_float32"] is float32
+    assert ("16-bit attention" in row["detail"]) is not float32
+
+
 def test_ways_to_run_a_step(monkeypatch):
     """Each beside one reference: whole, eager, without kernels; what does not fit is said."""
     timing, seen = Timing(1.0, 1.0, 1.0, 8), []

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.results import save
 from driftgen.generators import attention_ops
 
 ROOT = Path(__file__).parent.parent
@@ -68,6 +69,28 @@ def test_results_say_where_they_come_from():
         for run in record.get("runs", {"": record}).values():
             assert {"seed", "temperature", "steps", "samples"} <= run["config"].keys()
             assert run["evaluator"]
+
+
+@pytest.mark.parametrize("folder", ["loss-cpu", "loss-h200", "speed-cpu", "speed-h200", "step-h200"])
+def test_measurements_say_where_they_come_from(folder):
+    for path in (ROOT / "results" / folder).glob("*.json"):
+        record = json.loads(path.read_text())
+        missing = {"command", "torch", "hardware", "evaluator"} - {k for k, value in record.items() if value}
+        assert not missing, path.name
+        assert " /" not in record["command"], path.name
+
+
+def test_a_benchmark_says_where_its_figures_come_from(tmp_path, monkeypatch):
+    path = tmp_path / "found.json"
+    monkeypatch.setattr(sys, "argv", ["/somewhere/parts.py", "--repeats", "3", "--json", str(path)])
+    save(None, "by the clock", {"rows": [1]})
+    assert not list(tmp_path.iterdir())
+    save(path, "by the clock", {"rows": [1]})
+    found = json.loads(path.read_text())
+    assert found["command"] == "python -m benchmarks.parts --repeats 3 --json found.json"
+    assert found["evaluator"] == "by the clock"
+    assert found["rows"] == [1]
+    assert {"torch", "hardware", "driftgen", "gpu"} <= found.keys()
 
 
 def test_antisymmetry_tables_are_those_of_the_runs():

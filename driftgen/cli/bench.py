@@ -87,13 +87,9 @@ def step(
         bool, typer.Option("--graph", help="Record the step as a CUDA graph, as training does.")
     ] = False,
     channels_last: Annotated[bool, typer.Option("--channels-last", help="Lay convolutions out so.")] = False,
-    attention_float32: Annotated[
-        bool,
-        typer.Option(
-            "--attention-float32/--attention-16",
-            help="As the ablation has it, or in 16 bits as the final recipes.",
-        ),
-    ] = True,
+    attention_16: Annotated[
+        bool, typer.Option("--attention-16", help="Attention in 16 bits; float32 if not given.")
+    ] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Show the 20 most costly kernels.")] = False,
     dtype: Dtype = None,
     repeats: Repeats = 5,
@@ -123,7 +119,7 @@ def step(
     }
     chosen: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
     chosen |= {"compile": compiled, "graph": graph}
-    chosen |= {"channels_last": channels_last, "attention_float32": attention_float32}
+    chosen |= {"channels_last": channels_last, "attention_float32": not attention_16}
     sizes = replace(default_sizes(place), **chosen)
     ways: list[Any] = [(m, how) for how in mode or ["exact"] for m in micro or [1]]
     variants = [replace(sizes, micro=m, mode=how) for m, how in ways]
