@@ -6,7 +6,7 @@ PyTorch's attention.
 
 On a GPU, bfloat16; with ``--float32`` nothing between queries, keys, values and the result is rounded. Errors
 are those of the gradients relative to the ones through PyTorch's attention: a few thousandths. The fastest
-builds are what ``FORWARD`` and ``BACKWARD`` of ``driftgen.generators.attention_ops`` should say.
+builds are what ``FORWARD`` and ``BACKWARD`` of ``driftgen.ops.attention`` should say.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.results import save
-from driftgen.generators import attention_ops as ours
 from driftgen.generators.dit import rope_tables
-from driftgen.generators.head_ops import turned_heads
+from driftgen.ops import attention as ours
+from driftgen.ops.qk_norm_rope import turned_heads
 
 EVALUATOR = (
     "milliseconds of a call: median of batches of 10 queued ones; errors against PyTorch's attention of the "

@@ -4,7 +4,7 @@
 
 On a GPU, bfloat16, 32 groups, ReLU. Times of the forward and the backward pass, without and with a sum, by
 warps, stages, channels of a program and numbers of a warp at a time. The fastest are what ``WARPS``,
-``STAGES``, ``MOST_CHANNELS`` and ``NUMBERS_AT_A_TIME`` of ``driftgen.features.group_norm`` should say.
+``STAGES``, ``MOST_CHANNELS`` and ``NUMBERS_AT_A_TIME`` of ``driftgen.ops.group_norm`` should say.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks.attention import milliseconds
 from benchmarks.results import save
-from driftgen.features import group_norm as ours
+from driftgen.ops import group_norm as ours
 
 BUILDS = [
     {"WARPS": 4, "STAGES": 3, "MOST_CHANNELS": 256, "NUMBERS_AT_A_TIME": 256},

@@ -26,8 +26,8 @@ from triton.runtime.driver import driver
 
 import driftgen as dg
 from benchmarks.results import save
-from driftgen import devices
-from driftgen.bench.loss import Case
+from driftgen.bench.loss_bench import Case
+from driftgen.ops import dispatch
 
 
 class NoLauncher:
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     driver.set_active(NoDriver())
-    devices.DEVICES = {"cpu"}
+    dispatch.DEVICES = {"cpu"}
     # Nothing is computed, so nothing is finite; and on a GPU nobody asks.
     torch.Tensor.isfinite = lambda tensor: torch.ones((), dtype=torch.bool)  # type: ignore[method-assign, assignment]
     rows = []

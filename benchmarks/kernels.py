@@ -4,7 +4,7 @@ and registers.
     python -m benchmarks.kernels [--groups 16384] [--width 256] [--registers 0 128 168] [--json FILE]
 
 On a GPU, bfloat16, groups of 64 generated, 64 positives and 16 negatives. The fastest of each
-kernel is what ``driftgen.fused.shapes.BUILD`` should say.
+kernel is what ``driftgen.drift.fused.shapes.BUILD`` should say.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 
 import driftgen as dg
 from benchmarks.results import save
-from driftgen.fused import shapes
-from driftgen.launching import Launch
+from driftgen.drift.fused import shapes
+from driftgen.ops.launch import Launch
 
 
 def passes(groups: int, width: int, repeats: int) -> dict[str, float]:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.results import save
-from driftgen.bench import step as bench
+from driftgen.bench import step_bench as bench
 from driftgen.bench.clock import find_device, free, timed
 from driftgen.generators import dit
 from driftgen.training.step import DriftStep, Features

@@ -19,9 +19,9 @@ import torch
 
 from benchmarks.results import save
 from driftgen.data.arrays import ArrayImages
-from driftgen.data.grouped import ClassIndex, StepSizes
+from driftgen.data.class_batches import ClassIndex, StepSizes
+from driftgen.data.config import Augment
 from driftgen.data.latents import LatentCache, encode_images
-from driftgen.data.options import Augment
 from driftgen.tokenizers import Identity
 
 CLASSES, EACH = 100, 128

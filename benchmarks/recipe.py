@@ -22,14 +22,14 @@ import torch
 
 from benchmarks.results import save
 from driftgen.bench.clock import find_device
-from driftgen.bench.profile import Phases, profile_step
+from driftgen.bench.profiler import Phases, profile_step
 from driftgen.features import ResNetMAE
-from driftgen.saved import save_model
+from driftgen.model_io import save_model
 from driftgen.training.config import TrainConfig
+from driftgen.training.distributed import Processes
 from driftgen.training.ema import Averages
 from driftgen.training.optimizer import clip, make_optimizer
-from driftgen.training.processes import Processes
-from driftgen.training.recipe_book import load_recipe
+from driftgen.training.recipes import load_recipe
 from driftgen.training.trainer import Training
 
 

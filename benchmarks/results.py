@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from driftgen.files import written_whole
-from driftgen.report.toy import provenance
+from driftgen.support.atomic_write import written_whole
+from driftgen.support.provenance import provenance
 
 __all__ = ["save"]
 

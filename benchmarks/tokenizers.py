@@ -25,7 +25,7 @@ from rich.table import Table
 from torch import Tensor
 
 import driftgen
-from driftgen.files import written_whole
+from driftgen.support.atomic_write import written_whole
 from driftgen.tokenizers import SDVAE, TinyVAE, Tokenizer
 
 

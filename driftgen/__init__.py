@@ -2,16 +2,17 @@
 
 from typing import TYPE_CHECKING, Any
 
-from driftgen import data, features, generators, guidance, tokenizers
+from driftgen import data, features, generators, tokenizers
 from driftgen.data.queue import SampleQueue
+from driftgen.drift import guidance
+from driftgen.drift.field import drift_field, mmd_field
+from driftgen.drift.loss import DriftingLoss, LossOutput
 from driftgen.errors import InputError
-from driftgen.field import drift_field, mmd_field
 from driftgen.interop.official import load_official
-from driftgen.loss import DriftingLoss, LossOutput
 
 if TYPE_CHECKING:
+    from driftgen.model_io import load_model, save_model
     from driftgen.pipeline import DriftPipeline
-    from driftgen.saved import load_model, save_model
 
 __version__ = "0.1.0"
 __all__ = [
@@ -35,8 +36,8 @@ __all__ = [
 # Loaded on first use: what reads and writes files is not needed to compute a loss.
 _LATER = {
     "DriftPipeline": "driftgen.pipeline",
-    "load_model": "driftgen.saved",
-    "save_model": "driftgen.saved",
+    "load_model": "driftgen.model_io",
+    "save_model": "driftgen.model_io",
 }
 
 

@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from driftgen.compiling import compile_parts
 from driftgen.errors import InputError, unknown_name
+from driftgen.generators.base import Generator, Noise
 from driftgen.generators.fp8 import check_fp8, has_fp8, use_fp8
-from driftgen.generators.noise import Generator, Noise
-from driftgen.graphs import Graphed, check_compiler, fixed_sizes
 from driftgen.interop import hub
 from driftgen.interop.convert import load_any
-from driftgen.pixels import to_pil, to_uint8
-from driftgen.saved import CONFIG, save_model
+from driftgen.model_io import CONFIG, save_model
+from driftgen.ops.compile import compile_parts
+from driftgen.ops.cuda_graphs import Graphed, check_compiler, fixed_sizes
+from driftgen.support.images import to_pil, to_uint8
 from driftgen.tokenizers import SDVAE, Identity, Tokenizer, build_tokenizer
 
 __all__ = ["RUN_MODEL", "DriftPipeline", "find_model"]

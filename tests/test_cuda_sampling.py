@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 import driftgen as dg
-from driftgen.bench.sampling import MODES, fp8_errors
+from driftgen.bench.sampling_bench import MODES, fp8_errors
 from driftgen.errors import InputError
 from driftgen.generators import DiT, Noise, UNet2D
 from driftgen.generators.fp8 import Fp8Linear, check_fp8, has_fp8, quantize
-from driftgen.graphs import Graphed
-from tests.test_pipeline import lively
+from driftgen.ops.cuda_graphs import Graphed
+from tests.support.pipelines import lively
 
 pytestmark = pytest.mark.cuda
 

@@ -3,9 +3,9 @@
 import json
 import re
 
+from driftgen.demo import demo_config, run_demo
 from driftgen.evaluation.digits import BARS
-from driftgen.report.demo import demo_config, run_demo
-from tests.test_trainer import SMALL, Silent
+from tests.support.runs import SMALL, Silent
 
 
 def test_demo_trains_samples_evaluates_and_reports(tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.results import save
-from driftgen.generators import attention_ops
+from driftgen.ops import attention as attention_ops
 
 ROOT = Path(__file__).parent.parent
 INITS = ("between", "far", "collapsed")

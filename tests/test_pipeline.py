@@ -10,38 +10,16 @@ import torch
 from PIL import Image
 
 import driftgen as dg
-from driftgen.generators import DiT, Noise, UNet2D
+from driftgen.generators import DiT, UNet2D
 from driftgen.interop.convert import from_official, to_official
-from driftgen.pixels import contact_sheet, to_pil, to_uint8
+from driftgen.support.images import contact_sheet, to_pil, to_uint8
 from driftgen.tokenizers import Identity
-from tests.autoencoders import kl_network
+from tests.support.autoencoders import kl_network
+from tests.support.pipelines import Own, lively, small
 
 ARTIFACTS = Path(__file__).parent / "data" / "artifacts"
 PIXEL, LATENT = ARTIFACTS / "ditgen_C_pixel_patch4", ARTIFACTS / "ditgen_A_full"
 MAE, CONVNEXT = ARTIFACTS / "mae_enc_b8_2222", ARTIFACTS / "convnext_tiny"
-
-
-def lively(network):
-    """A network whose zero-initialised layers are woken up, so that its samples differ."""
-    for parameter in network.parameters():
-        parameter.data += 0.05 * torch.randn_like(parameter)
-    return network
-
-
-def small(**options):
-    return lively(
-        DiT(
-            input_size=8,
-            in_channels=3,
-            hidden_size=32,
-            depth=1,
-            num_heads=2,
-            num_classes=4,
-            context_tokens=2,
-            style_codebooks=2,
-            **options,
-        )
-    )
 
 
 @pytest.fixture
@@ -150,21 +128,6 @@ def test_sheet():
     assert np.asarray(sheet)[2:66, 2:66].tolist() == [[7] * 64] * 64
     assert np.asarray(sheet)[-1, -1] == 255
     assert contact_sheet(gray, columns=5).size[1] == 68
-
-
-class Own(torch.nn.Module):
-    """A network of one's own: nothing inherited, no config."""
-
-    def __init__(self):
-        super().__init__()
-        self.scale = torch.nn.Parameter(torch.tensor(0.5))
-
-    def forward(self, noise, labels, alpha):
-        return (noise.gaussian * self.scale).tanh() * (labels[:, None, None, None] + 1) / 8
-
-    def sample_noise(self, n, generator=None):
-        style = torch.zeros(n, 0, dtype=torch.long)
-        return Noise(torch.stack([torch.randn(3, 4, 4, generator=generator) for _ in range(n)]), style)
 
 
 def test_a_network_of_ones_own(tmp_path):

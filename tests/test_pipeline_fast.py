@@ -6,11 +6,12 @@ import pytest
 import torch
 
 import driftgen as dg
-from driftgen import graphs, pipeline
-from driftgen.graphs import Graphed, Recorded
-from tests.helpers import fails
-from tests.test_cli_models import PIXEL
-from tests.test_pipeline import Own, small
+from driftgen import pipeline
+from driftgen.ops import cuda_graphs as graphs
+from driftgen.ops.cuda_graphs import Graphed, Recorded
+from tests.support.artifacts import PIXEL
+from tests.support.helpers import fails
+from tests.support.pipelines import Own, small
 
 compiled: list[int] = []
 

@@ -12,7 +12,7 @@ import torch
 
 from driftgen.bench.memory import Meter
 from driftgen.errors import InputError
-from driftgen.training.processes import Processes
+from driftgen.training.distributed import Processes
 
 __all__ = ["Timing", "find_device", "free", "timed"]
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from driftgen.bench.scaling import Curve
-from driftgen.files import written_whole
+from driftgen.bench.scaling_bench import Curve
 from driftgen.report.figures import DATA_COLOUR, GENERATED_COLOUR, STYLE
+from driftgen.support.atomic_write import written_whole
 
 if TYPE_CHECKING:  # matplotlib takes a second to import
     from matplotlib.axes import Axes

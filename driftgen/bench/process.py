@@ -18,12 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from driftgen.bench.clock import timed
+from driftgen.drift.loss import DriftingLoss
 from driftgen.features.stack import FeatureStack
 from driftgen.generators.unet import UNet2D
-from driftgen.loss import DriftingLoss
 from driftgen.training.config import Optimizer
+from driftgen.training.distributed import Processes
 from driftgen.training.optimizer import clip, make_optimizer
-from driftgen.training.processes import Processes
 from driftgen.training.step import Drawn, DriftStep
 
 __all__ = ["Collectives", "main"]

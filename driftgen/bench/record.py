@@ -17,8 +17,8 @@ import driftgen
 from driftgen.bench.cards import Card, Release
 from driftgen.bench.clock import Timing
 from driftgen.errors import InputError
-from driftgen.files import written_whole
-from driftgen.report.toy import provenance
+from driftgen.support.atomic_write import written_whole
+from driftgen.support.provenance import provenance
 
 __all__ = ["Floor", "Row", "check_json", "least_time", "machine", "make_record", "show_rows", "write_json"]
 

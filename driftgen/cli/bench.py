@@ -40,9 +40,9 @@ def loss(
     """The drifting loss, forward and gradient: kernels, PyTorch path, plain implementation."""
     arguments = _arguments(locals())
     from driftgen.bench.clock import find_device
-    from driftgen.bench.loss import Case, default_cases, measure_loss
+    from driftgen.bench.loss_bench import Case, default_cases, measure_loss
     from driftgen.bench.record import Row, check_json, machine, make_record, show_rows, write_json
-    from driftgen.progress import track
+    from driftgen.support.progress import track
 
     place = find_device(device)
     numbers = _dtype(dtype, place)
@@ -101,10 +101,10 @@ def step(
     from dataclasses import asdict
 
     from driftgen.bench.clock import find_device
-    from driftgen.bench.profile import show_costs
+    from driftgen.bench.profiler import show_costs
     from driftgen.bench.record import check_json, machine, make_record, show_rows, write_json
-    from driftgen.bench.step import default_sizes, measure_steps, profile_sizes
-    from driftgen.progress import track
+    from driftgen.bench.step_bench import default_sizes, measure_steps, profile_sizes
+    from driftgen.support.progress import track
 
     place = find_device(device)
     values = {
@@ -163,8 +163,8 @@ def sampling(
     arguments = _arguments(locals())
     from driftgen.bench.clock import find_device
     from driftgen.bench.record import check_json, machine, make_record, show_rows, write_json
-    from driftgen.bench.sampling import check_sampling, default_modes, default_presets, measure_sampling
-    from driftgen.progress import track
+    from driftgen.bench.sampling_bench import check_sampling, default_modes, default_presets, measure_sampling
+    from driftgen.support.progress import track
 
     place = find_device(device)
     numbers = _dtype(dtype, place)
@@ -199,12 +199,12 @@ def scaling(
 ) -> None:
     """Growth with classes, samples, features, width and processes: powers and a figure."""
     arguments = _arguments(locals())
-    from driftgen.bench import scaling as growth
+    from driftgen.bench import scaling_bench as growth
     from driftgen.bench.clock import find_device
     from driftgen.bench.figure import draw_growth
     from driftgen.bench.record import machine, make_record, write_json
-    from driftgen.files import make_folder
-    from driftgen.progress import track
+    from driftgen.support.atomic_write import make_folder
+    from driftgen.support.progress import track
 
     if what not in (*growth.PARTS, "all"):
         raise unknown_name("what", what, (*growth.PARTS, "all"))

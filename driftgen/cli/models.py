@@ -54,8 +54,8 @@ def sample(
 ) -> None:
     """Sample images, one network call each: single PNGs and a sheet of them, grid.png."""
     from driftgen.pipeline import DriftPipeline
-    from driftgen.progress import track
-    from driftgen.report.samples import parse_labels, write_latents, write_samples
+    from driftgen.report.sample_folder import parse_labels, write_latents, write_samples
+    from driftgen.support.progress import track
 
     pipe = DriftPipeline.from_pretrained(
         model, device=device, dtype=_number_type(dtype), tokenizer=tokenizer, batch_size=batch_size, fp8=fp8

@@ -77,12 +77,12 @@ def encode(
 
     Many processes: torchrun --nproc-per-node 8 -m driftgen encode IMAGES OUT
     """
+    from driftgen.data.config import Data
     from driftgen.data.images import open_images
     from driftgen.data.latents import encode_images
-    from driftgen.data.options import Data
-    from driftgen.progress import track
+    from driftgen.support.progress import track
     from driftgen.tokenizers import SDVAE
-    from driftgen.training.processes import Processes
+    from driftgen.training.distributed import Processes
 
     processes = Processes.start(device)
     data = open_images(Data(path=str(images), size=size, workers=workers))
@@ -111,7 +111,7 @@ def encode(
 
 def recipes() -> None:
     """List the recipes, one line each."""
-    from driftgen.training.recipe_book import recipe_names
+    from driftgen.training.recipes import recipe_names
 
     console, found = Console(), recipe_names()
     width = max(len(recipe.name) for recipe in found)
@@ -131,7 +131,7 @@ def _start(
     show: bool,
     device: str | None,
 ) -> None:
-    from driftgen.training.recipe_book import load_recipe, to_yaml
+    from driftgen.training.recipes import load_recipe, to_yaml
 
     config = load_recipe(recipe, changes or [], task)
     if show:
@@ -143,10 +143,10 @@ def _start(
 
 def _run(task: str, name: str, config: Any, folder: Path, override: bool, device: str | None) -> None:
     """Trains in this process, one of many if torchrun started it."""
-    from driftgen.report.live import LiveView
-    from driftgen.report.run import write_report
+    from driftgen.report.run_page import write_report
+    from driftgen.report.terminal import LiveView
+    from driftgen.training.distributed import Processes
     from driftgen.training.pretrain import pretrain as run_pretraining
-    from driftgen.training.processes import Processes
     from driftgen.training.trainer import train as run_training
 
     processes = Processes.start(device)

@@ -49,11 +49,11 @@ def toy(
 ) -> None:
     """Let a 2-D distribution drift; writes evolution.png, evolution.gif and metrics.json."""
     from driftgen.data.toy import get_toy
-    from driftgen.files import make_folder
-    from driftgen.progress import drawing, track
-    from driftgen.report.demo import metric_rows
-    from driftgen.report.toy import study_table, write_evolution, write_study
-    from driftgen.training.toy import ANTISYMMETRY, ToyConfig, antisymmetry_study, evolve
+    from driftgen.demo import metric_rows
+    from driftgen.report.toy_files import study_table, write_evolution, write_study
+    from driftgen.support.atomic_write import make_folder
+    from driftgen.support.progress import drawing, track
+    from driftgen.training.toy_study import ANTISYMMETRY, ToyConfig, antisymmetry_study, evolve
 
     config = ToyConfig(
         init=init,
@@ -98,9 +98,9 @@ def demo(
     seed: Seed = 0,
 ) -> None:
     """Train a generator of digits here and now, sample it, evaluate it; writes report.html."""
+    from driftgen.demo import demo_config, run_demo
     from driftgen.evaluation.digits import BARS
-    from driftgen.report.demo import demo_config, run_demo
-    from driftgen.report.live import LiveView
+    from driftgen.report.terminal import LiveView
 
     _check_seed(seed)
     config = demo_config(seed)

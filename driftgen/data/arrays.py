@@ -19,7 +19,7 @@ from driftgen.data.decode import center_crop
 from driftgen.errors import InputError
 
 if TYPE_CHECKING:
-    from driftgen.data.options import Augment, Data
+    from driftgen.data.config import Augment, Data
 
 __all__ = ["ArrayImages", "in_memory", "open_array", "to_float"]
 

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from driftgen.data.decode import CROP_UNIFORMS, crop_boxes
-from driftgen.seeds import generator_of
+from driftgen.support.rng import generator_of
 
 if TYPE_CHECKING:
-    from driftgen.data.options import Augment
+    from driftgen.data.config import Augment
 
 __all__ = ["change", "crop_resize", "crop_uniforms", "random_boxes", "uniforms"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from driftgen.errors import InputError
 
 if TYPE_CHECKING:
-    from driftgen.data.options import Data
+    from driftgen.data.config import Data
 
 __all__ = ["choose"]
 

@@ -27,7 +27,7 @@ from driftgen.data.classes import choose
 from driftgen.errors import InputError
 
 if TYPE_CHECKING:
-    from driftgen.data.options import Data
+    from driftgen.data.config import Data
 
 __all__ = ["FolderImages", "list_images"]
 

@@ -17,7 +17,7 @@ from driftgen.data.folder import FolderImages
 from driftgen.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from driftgen.data.options import Data
+    from driftgen.data.config import Data
 
 __all__ = ["RealData", "digits", "open_images"]
 

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 
 from driftgen.data.classes import choose
 from driftgen.errors import InputError, unknown_name
-from driftgen.files import make_folder, written_whole
-from driftgen.seeds import generator_of
+from driftgen.support.atomic_write import make_folder, written_whole
+from driftgen.support.rng import generator_of
 
 if TYPE_CHECKING:
+    from driftgen.data.config import Data
     from driftgen.data.images import RealData
-    from driftgen.data.options import Data
     from driftgen.tokenizers import Tokenizer
 
 __all__ = ["LatentCache", "encode_images", "open_latents"]

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from driftgen.drift.field import pairwise_distance
 from driftgen.errors import InputError, unknown_name
-from driftgen.field import pairwise_distance
 
 __all__ = ["DISTRIBUTIONS", "Toy", "from_points", "get_toy", "load_points"]
 

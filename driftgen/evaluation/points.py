@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from driftgen.field import pairwise_distance
+from driftgen.drift.field import pairwise_distance
 
 __all__ = ["energy_distance", "mode_shares"]
 

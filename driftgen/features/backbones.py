@@ -13,10 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from driftgen.download import download, is_repository
 from driftgen.errors import InputError
 from driftgen.features.pyramid import at_least_float32, feature_pyramid
-from driftgen.features.resnet_layouts import IMAGENET, LAYOUTS, listed, read_resnet50, resnet50_arguments
+from driftgen.features.resnet50_checkpoints import (
+    IMAGENET,
+    LAYOUTS,
+    listed,
+    read_resnet50,
+    resnet50_arguments,
+)
+from driftgen.support.download import download, is_repository
 
 __all__ = ["Backbone"]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from driftgen.errors import InputError
-from driftgen.features.map_statistics import LEAST_VARIANCE, covers, map_statistics
+from driftgen.ops.patch_statistics import LEAST_VARIANCE, covers, map_statistics
 
 __all__ = ["at_least_float32", "feature_pyramid", "patch_statistics"]
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from driftgen.features import frozen_conv
-from driftgen.features.group_norm import group_norm
+from driftgen.ops import frozen_conv
+from driftgen.ops.group_norm import group_norm
 
 __all__ = ["Block", "Conv", "ConvNormReLU", "Decoder", "Encoder", "Norm", "Up", "norm_groups"]
 

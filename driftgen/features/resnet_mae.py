@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from driftgen.compiling import compile_blocks
-from driftgen.devices import has_kernels
 from driftgen.errors import InputError, unknown_name
 from driftgen.features.pyramid import at_least_float32, feature_pyramid, patch_statistics
 from driftgen.features.resnet_layers import Block, ConvNormReLU, Decoder, Encoder, Norm, norm_groups
+from driftgen.ops.compile import compile_blocks
+from driftgen.ops.dispatch import has_kernels
 
 __all__ = ["MAEOutput", "ResNetMAE"]
 

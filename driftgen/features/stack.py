@@ -7,8 +7,8 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor, nn
 
-from driftgen.compiling import compile_parts
 from driftgen.errors import InputError
+from driftgen.ops.compile import compile_parts
 
 __all__ = ["DecodeFirst", "Encoder", "FeatureStack"]
 

@@ -1,9 +1,9 @@
 """f: what turns noise into samples, in one call."""
 
+from driftgen.generators.base import Generator, Noise
 from driftgen.generators.dit import DiT, DiTConfig
 from driftgen.generators.image_mlp import ImageMLP, ImageMLPConfig
 from driftgen.generators.mlp import MLP
-from driftgen.generators.noise import Generator, Noise
 from driftgen.generators.unet import UNet2D, UNet2DConfig
 
 __all__ = [

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from driftgen.generators.noise import Noise, draw_noise
+from driftgen.generators.base import Noise, draw_noise
 
 __all__ = ["AlphaEmbedding", "Conditioning", "ImageGenerator", "RMSNorm", "float32_linear"]
 

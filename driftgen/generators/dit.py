@@ -14,22 +14,22 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
-from driftgen.compiling import compile_blocks
 from driftgen.errors import InputError, unknown_name
-from driftgen.generators.attention_ops import attention, covers_attention
+from driftgen.generators.base import check_noise
 from driftgen.generators.conditioning import Conditioning, ImageGenerator, RMSNorm, float32_linear
-from driftgen.generators.head_ops import covers_heads, turned_heads
-from driftgen.generators.noise import check_noise
-from driftgen.generators.sampling_ops import EightBits, covers_norm, norm_in_eight_bits
-from driftgen.generators.shared_ops import is_plain, linear_and_bias
-from driftgen.generators.stream_ops import (
+from driftgen.ops.adaln import (
     covers_stream,
     gated_norm,
     gated_residual,
     modulated_norm,
     stream_norm,
 )
-from driftgen.generators.swiglu_ops import swiglu_output
+from driftgen.ops.attention import attention, covers_attention
+from driftgen.ops.compile import compile_blocks
+from driftgen.ops.dispatch import is_plain, linear_and_bias
+from driftgen.ops.fp8_activations import EightBits, covers_norm, norm_in_eight_bits
+from driftgen.ops.qk_norm_rope import covers_heads, turned_heads
+from driftgen.ops.swiglu import swiglu_output
 
 __all__ = ["DiT", "DiTConfig"]
 

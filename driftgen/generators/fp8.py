@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from driftgen.errors import InputError
 from driftgen.generators.dit import Block, MLPLayer, SwiGLU
-from driftgen.generators.sampling_ops import EightBits, covers_swiglu, swiglu_in_eight_bits
+from driftgen.ops.fp8_activations import EightBits, covers_swiglu, swiglu_in_eight_bits
 
 __all__ = ["Fp8Linear", "Fp8SwiGLU", "check_fp8", "has_fp8", "quantize", "use_fp8"]
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from driftgen.errors import InputError, unknown_name
+from driftgen.generators.base import check_noise
 from driftgen.generators.conditioning import Conditioning, ImageGenerator, RMSNorm, float32_linear
-from driftgen.generators.noise import check_noise
 
 __all__ = ["ImageMLP", "ImageMLPConfig"]
 

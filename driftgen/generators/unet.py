@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from driftgen.compiling import compile_blocks
 from driftgen.errors import InputError, unknown_name
+from driftgen.generators.base import check_noise
 from driftgen.generators.conditioning import Conditioning, ImageGenerator, RMSNorm, float32_linear
-from driftgen.generators.map_norm_ops import covers_map_norm, map_norm
-from driftgen.generators.noise import check_noise
-from driftgen.generators.shared_ops import is_plain
+from driftgen.ops.compile import compile_blocks
+from driftgen.ops.dispatch import is_plain
+from driftgen.ops.modulated_group_norm import covers_map_norm, map_norm
 
 __all__ = ["UNet2D", "UNet2DConfig"]
 

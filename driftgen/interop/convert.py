@@ -10,14 +10,14 @@ from torch import nn
 from driftgen.errors import InputError
 from driftgen.interop import hub
 from driftgen.interop.official import is_official, load_official, read_metadata, save_official
-from driftgen.saved import load_model, read_config, save_model
+from driftgen.model_io import load_model, read_config, save_model
 
 __all__ = ["from_official", "load_any", "to_official"]
 
 
 def load_any(folder: Path, name: str | None = None) -> tuple[nn.Module, dict[str, Any]]:
     """The model of an artifact or of a saved folder, and what else is known of it, as entries of
-    :class:`~driftgen.saved.SavedConfig`. ``name`` is what it was asked for by.
+    :class:`~driftgen.model_io.SavedConfig`. ``name`` is what it was asked for by.
     """
     if not is_official(folder):
         config = read_config(folder)

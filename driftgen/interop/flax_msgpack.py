@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from driftgen.errors import InputError
-from driftgen.files import written_whole
+from driftgen.support.atomic_write import written_whole
 
 __all__ = ["Stored", "index_parameters", "read_parameters", "write_parameters"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from driftgen.download import download, first_line, is_repository
 from driftgen.errors import InputError
+from driftgen.support.download import download, first_line, is_repository
 
 __all__ = ["RELEASED", "RELEASE_REPOSITORY", "fetch", "is_hub_name", "upload"]
 

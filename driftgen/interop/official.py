@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from driftgen.errors import InputError
 from driftgen.features.backbones import Backbone
 from driftgen.features.resnet_mae import ResNetMAE
-from driftgen.files import written_whole
 from driftgen.generators.dit import DiT
 from driftgen.interop import hub
 from driftgen.interop.convnext_names import convnext_config_from, official_convnext_names
 from driftgen.interop.dit_names import official_dit_config, official_dit_names, official_dit_options
 from driftgen.interop.flax_msgpack import Stored, index_parameters, write_parameters
 from driftgen.interop.mae_names import official_mae_arguments, official_mae_names, official_mae_options
-from driftgen.unfilled import without_numbers
+from driftgen.support.atomic_write import written_whole
+from driftgen.support.meta_init import without_numbers
 
 __all__ = ["is_official", "load_official", "read_metadata", "save_official"]
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from driftgen.files import written_whole
-from driftgen.training.toy import Evolution
+from driftgen.support.atomic_write import written_whole
+from driftgen.training.toy_study import Evolution
 
 if TYPE_CHECKING:  # matplotlib takes a second to import and is loaded where a figure is drawn
     from matplotlib.axes import Axes

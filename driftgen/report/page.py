@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
-from driftgen.files import written_whole
+from driftgen.support.atomic_write import written_whole
 
 __all__ = ["Section", "section_html", "write_page"]
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from driftgen.data.options import Augment, Data, Queue
-from driftgen.sections import Count, Natural, Positive, Section, Share
+from driftgen.data.config import Augment, Data, Queue
+from driftgen.support.config_base import Count, Natural, Positive, Section, Share
 
 __all__ = [
     "Augment",

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 
 from torch import Tensor, nn
 
-from driftgen.training.measures import group_of, measure
+from driftgen.training.step_metrics import group_of, measure
 
 __all__ = ["Health", "group_of", "measure", "never_trained"]
 

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from driftgen.errors import InputError, NotFiniteError
-from driftgen.files import make_folder, written_whole
+from driftgen.support.atomic_write import make_folder, written_whole
 from driftgen.training.checkpoint import Checkpoint, Checkpoints
 from driftgen.training.config import PretrainConfig, TrainConfig
+from driftgen.training.distributed import Processes
 from driftgen.training.ema import Averages, unwrapped
 from driftgen.training.optimizer import clip, learning_rate, make_optimizer
-from driftgen.training.processes import Processes
-from driftgen.training.recipe_book import differences, load_recipe, to_yaml
+from driftgen.training.recipes import differences, load_recipe, to_yaml
 from driftgen.training.sharding import gathered, mesh_of, shard, shared_like
 from driftgen.training.trackers import Trackers
 

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from driftgen.compiling import compile_parts, to_channels_last
-from driftgen.files import make_folder, written_whole
+from driftgen.model_io import save_model
+from driftgen.ops.compile import compile_parts, to_channels_last
 from driftgen.pipeline import RUN_MODEL
-from driftgen.pixels import contact_sheet, to_pil, to_uint8
-from driftgen.saved import save_model
-from driftgen.seeds import generator_of, seed_of
+from driftgen.support.atomic_write import make_folder, written_whole
+from driftgen.support.images import contact_sheet, to_pil, to_uint8
+from driftgen.support.rng import generator_of, seed_of
 from driftgen.training.build import build_mae, make_tokenizer, open_data
 from driftgen.training.config import Masking, PretrainConfig
+from driftgen.training.distributed import Processes
 from driftgen.training.loop import Loop, View, check_run, claim_run
-from driftgen.training.processes import Processes
 from driftgen.training.sharding import mesh_of
 
 __all__ = ["Pretraining", "classification_weight", "pretrain"]

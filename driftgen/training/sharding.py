@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from driftgen.features.stack import DecodeFirst, FeatureStack
 from driftgen.training.config import PretrainConfig, TrainConfig
-from driftgen.training.processes import Processes
+from driftgen.training.distributed import Processes
 
 __all__ = ["gathered", "mesh_of", "shard", "shard_features", "shared_like"]
 

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from driftgen.drift.guidance import unconditional_weight
+from driftgen.drift.loss import DriftingLoss, LossOutput, Statistics
 from driftgen.features.stack import FeatureStack
-from driftgen.generators.noise import Noise
-from driftgen.guidance import unconditional_weight
-from driftgen.loss import DriftingLoss, LossOutput, Statistics
+from driftgen.generators.base import Noise
 
 __all__ = ["Drawn", "DriftStep", "StepOutput"]
 

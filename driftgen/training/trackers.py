@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from driftgen.errors import InputError
-from driftgen.files import written_whole
+from driftgen.support.atomic_write import written_whole
 from driftgen.training.config import PretrainConfig, TrainConfig
 
 __all__ = ["Trackers", "scalars"]

@@ -10,25 +10,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from driftgen.compiling import compile_parts, to_channels_last
-from driftgen.data.grouped import StepSizes, open_source
+from driftgen.data.class_batches import StepSizes, open_source
+from driftgen.drift.guidance import sample_alpha
+from driftgen.drift.loss import DriftingLoss, LossOutput, Statistics
 from driftgen.errors import InputError
-from driftgen.files import make_folder, written_whole
-from driftgen.generators.noise import Noise
-from driftgen.guidance import sample_alpha
-from driftgen.loss import DriftingLoss, LossOutput, Statistics
+from driftgen.generators.base import Noise
+from driftgen.ops.compile import compile_parts, to_channels_last
 from driftgen.pipeline import RUN_MODEL, DriftPipeline
-from driftgen.pixels import contact_sheet, to_pil, to_uint8
-from driftgen.seeds import generator_of, seed_of
+from driftgen.support.atomic_write import make_folder, written_whole
+from driftgen.support.images import contact_sheet, to_pil, to_uint8
+from driftgen.support.rng import generator_of, seed_of
 from driftgen.training.build import build_features, build_generator, make_tokenizer, open_data
 from driftgen.training.config import TrainConfig
+from driftgen.training.distributed import Processes
+from driftgen.training.graphed_step import RecordedStep, can_record
 from driftgen.training.health import Health, never_trained
 from driftgen.training.loop import Loop, View, check_run, claim_run
-from driftgen.training.measures import measure
-from driftgen.training.processes import Processes
-from driftgen.training.recorded import RecordedStep, can_record
 from driftgen.training.sharding import mesh_of
 from driftgen.training.step import Drawn, DriftStep, StepOutput
+from driftgen.training.step_metrics import measure
 
 __all__ = ["Training", "train"]
 

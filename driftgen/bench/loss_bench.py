@@ -1,0 +1,227 @@
+"""The loss, forward and gradient: our kernels, the PyTorch path, and a plain literal implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from driftgen.bench.cards import card_of
+from driftgen.bench.clock import Timing, free, timed
+from driftgen.bench.memory import count_bytes
+from driftgen.bench.record import Row, least_time
+from driftgen.drift.batching import as_features, buckets_by_width
+from driftgen.drift.fused import covers
+from driftgen.drift.loss import DriftingLoss
+from driftgen.errors import InputError
+from driftgen.ops.cuda_graphs import record
+from driftgen.ops.dispatch import without_kernels
+
+__all__ = ["Case", "default_cases", "loss_operations", "measure_loss", "paper_features"]
+
+TEMPERATURES = (0.02, 0.05, 0.2)
+Features = dict[str, Tensor]
+# Pairwise matrices, several at a time, of the plain implementation: what it may take.
+MOST_PLAIN_BYTES = 2**31
+
+
+@dataclass(frozen=True)
+class Case:
+    """So many groups of so many samples; ``features`` are the vectors and the width of each."""
+
+    name: str
+    groups: int
+    generated: int
+    positives: int
+    negatives: int
+    features: dict[str, tuple[int, int]]
+
+    def __post_init__(self) -> None:
+        for name in ("groups", "generated", "positives"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.negatives < 0:
+            raise InputError(f"negatives={self.negatives} must not be below 0")
+        for _, width in self.features.values():
+            if width < 1:
+                raise InputError(f"width={width} must be at least 1")
+
+    @classmethod
+    def single(cls, groups: int, generated: int, positives: int, negatives: int, width: int) -> Case:
+        """One feature of one vector."""
+        name = f"{groups:,} x {generated}/{positives}/{negatives} x {width}"
+        return cls(name, groups, generated, positives, negatives, {"": (1, width)})
+
+    @classmethod
+    def paper(cls, base: int, groups: int, generated: int, positives: int, negatives: int) -> Case:
+        """The 86 features of the paper's latent encoder, its first stage ``base`` wide."""
+        name = f"86 keys, base {base}"
+        return cls(name, groups, generated, positives, negatives, paper_features(base))
+
+    @property
+    def samples(self) -> int:
+        """That a generated one is compared with."""
+        return self.generated + self.positives + self.negatives
+
+    @property
+    def numbers(self) -> int:
+        """Of one sample, over all features."""
+        return sum(vectors * width for vectors, width in self.features.values())
+
+    def draw(self, dtype: torch.dtype, device: torch.device) -> list[Features]:
+        """Generated, positives and negatives: normal numbers."""
+        generator, sets = torch.Generator(device).manual_seed(0), []
+        for samples in (self.generated, self.positives, self.negatives):
+            found = {}
+            for name, shape in self.features.items():
+                # In their own type at once: float32 copies of the largest case would not fit beside it.
+                values = torch.empty(self.groups, samples, *shape, dtype=dtype, device=device)
+                found[name] = values.normal_(generator=generator)
+            sets.append(found)
+        return sets
+
+
+def paper_features(base: int) -> dict[str, tuple[int, int]]:
+    """Vectors and width of each of the 86 keys: 12 maps with 7 keys each, the norm of the input, the sample
+    itself.
+    """
+    maps = {"conv1": (32, 1), "layer1": (32, 1), "layer1_blk2": (32, 1)}
+    for stage, (size, blocks) in {2: (16, (2, 4)), 3: (8, (2, 4, 6)), 4: (4, (2,))}.items():
+        for suffix in ("", *(f"_blk{b}" for b in blocks)):
+            maps[f"layer{stage}{suffix}"] = (size, 2 ** (stage - 1))
+    out = {"norm_x": (1, 4), "global": (1, 4096)}
+    for name, (size, factor) in maps.items():
+        for suffix, vectors in (("", size**2), ("_mean", 1), ("_std", 1)):
+            out[name + suffix] = (vectors, base * factor)
+        for patch in (2, 4):
+            for statistic in ("mean", "std"):
+                out[f"{name}_{statistic}_{patch}"] = ((size // patch) ** 2, base * factor)
+    return out
+
+
+def default_cases(device: torch.device) -> list[Case]:
+    """Those with figures of the authors' code on a GPU, small ones on the CPU."""
+    if device.type == "cuda":
+        sizes = [(65_536, 256), (16_384, 256), (1_024, 512)]
+        return [Case.single(groups, 64, 64, 16, width) for groups, width in sizes]
+    return [Case.paper(8, 2, 16, 16, 4), Case.single(64, 64, 64, 16, 64)]
+
+
+def loss_operations(case: Case) -> float:
+    """Of the distances, one product for each temperature, and the final product."""
+    pairs = case.groups * case.generated * case.samples
+    return 2.0 * pairs * case.numbers * (1 + len(TEMPERATURES) + 1)
+
+
+def measure_loss(case: Case, dtype: torch.dtype, device: torch.device, repeats: int) -> list[Row]:
+    """One case: ours, the PyTorch path (which may be ours), the plain implementation if it is small. Where
+    kernels do it, recorded as a CUDA graph too: what it costs a training step that is recorded as a whole.
+    """
+    sets = case.draw(dtype, device)
+    leaves = [tensor.requires_grad_() for tensor in sets[0].values()]
+    inputs = count_bytes(tensor for features in sets for tensor in features.values())
+    least = inputs + count_bytes(leaves)
+    if case.negatives == 0:
+        sets.pop()
+    loss = DriftingLoss(TEMPERATURES)
+    kernels = covers(loss.settings, buckets_by_width(*as_features(*sets, *[None] * (3 - len(sets)))))
+
+    def run(value_of: Callable[..., Tensor]) -> Timing | None:
+        def step() -> None:
+            torch.autograd.grad(value_of(*sets), leaves)
+
+        try:
+            return timed(step, device, repeats)
+        except torch.cuda.OutOfMemoryError:
+            return None
+
+    ours = run(lambda *given: loss(*given).loss)
+    references = {"eager": ours}
+    free(device)
+    recorded = None
+    if kernels and device.type == "cuda":
+        replay = _recorded(lambda: torch.autograd.grad(loss(*sets).loss, leaves))
+        recorded = timed(replay, device, repeats, cold_peak=True)
+        del replay
+        free(device)
+    if kernels:
+        with without_kernels():
+            references["eager"] = run(lambda *given: loss(*given).loss)
+        free(device)
+    if _plain_bytes(case) <= MOST_PLAIN_BYTES:
+        references["plain"] = run(plain)
+        free(device)
+    card = card_of(device)
+    known = card is not None and dtype == torch.bfloat16 and case.features.keys() == {""}
+    key = (case.groups, case.generated, case.positives, case.negatives, case.numbers)
+    engine = "kernels" if kernels else "PyTorch path"
+    rows = []
+    for timing, how in ((ours, engine), *([(recorded, "CUDA graph")] if recorded else [])):
+        rows.append(
+            Row(
+                case.name,
+                f"{str(dtype).removeprefix('torch.')}, {how}",
+                timing,
+                references,
+                card.loss.get(key) if card is not None and known else None,
+                least_time(card, moved=least, operations=loss_operations(case), dtype=dtype),
+                held_bytes=inputs,
+                least_bytes=least,
+                more={"engine": "kernels" if kernels else "PyTorch", "features": len(case.features)},
+            )
+        )
+    return rows
+
+
+def _recorded(step: Callable[[], Any]) -> Callable[[], None]:
+    """Records a call that reads the same memory every time as a CUDA graph when it is first called, and
+    replays it.
+    """
+    graphs: list[torch.cuda.CUDAGraph] = []
+
+    def replay() -> None:
+        if not graphs:
+            graphs.append(record(step)[0])
+        graphs[0].replay()
+
+    return replay
+
+
+def _plain_bytes(case: Case) -> int:
+    """About the most that it holds, in its largest feature."""
+    largest = max(vectors * (8 * case.generated + 2 * width) for vectors, width in case.features.values())
+    return 4 * case.groups * case.samples * largest
+
+
+def plain(generated: Features, positives: Features, negatives: Features | None = None) -> Tensor:
+    """The released arithmetic, literally: every feature and every temperature by itself, the gradient from
+    autograd.
+    """
+    total = torch.zeros((), device=next(iter(generated.values())).device)
+    for name, gen in generated.items():
+        given = [gen, positives[name], gen[:, :0] if negatives is None else negatives[name]]
+        x, pos, neg = (s.float().transpose(1, 2).flatten(0, 1) for s in given)
+        drift = torch.zeros_like(x)
+        for temperature in TEMPERATURES:
+            with torch.no_grad():
+                v, unit = _plain_drift(x, pos, neg, temperature)
+                drift += v / v.square().mean().clamp(min=1e-8).sqrt()
+        scaled = x / unit
+        total = total + (scaled - (scaled + drift).detach()).square().mean()
+    return total
+
+
+def _plain_drift(x: Tensor, pos: Tensor, neg: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    y, n = torch.cat([x, neg, pos], dim=1), x.shape[1]
+    distance = torch.cdist(x, y).clamp(min=1e-4)
+    scale = distance.mean()
+    unit = (scale / x.shape[-1] ** 0.5).clamp(min=1e-3)
+    logits = distance / scale.clamp(min=1e-3)
+    logits = -(logits + 100 * torch.eye(n, y.shape[1], device=x.device)) / temperature
+    affinity = (logits.softmax(-1) * logits.softmax(-2)).clamp(min=1e-6).sqrt()
+    negative, positive = affinity.split([n + neg.shape[1], pos.shape[1]], dim=-1)
+    coefficient = torch.cat([-negative * positive.sum(-1, True), positive * negative.sum(-1, True)], dim=-1)
+    return (coefficient @ y - coefficient.sum(-1, keepdim=True) * x) / unit, unit

@@ -1,0 +1,228 @@
+"""One-step sampling, from drawn noise to samples on the device: eager, compiled, as a CUDA graph, in 8-bit
+products; and from labels to samples on the host, as a caller of the pipeline waits for them."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dynamo.exc import TorchDynamoException
+
+from driftgen.bench.cards import card_of
+from driftgen.bench.clock import Timing, free, timed
+from driftgen.bench.memory import count_bytes
+from driftgen.bench.record import Row, least_time
+from driftgen.bench.step_bench import count_operations
+from driftgen.bench.weights import enliven
+from driftgen.errors import InputError, unknown_name
+from driftgen.generators import dit, unet
+from driftgen.generators.fp8 import check_fp8, use_fp8
+from driftgen.ops.compile import compile_parts
+from driftgen.ops.cuda_graphs import Graphed, check_compiler, fixed_sizes
+from driftgen.pipeline import DriftPipeline
+
+__all__ = [
+    "MODES",
+    "check_sampling",
+    "default_modes",
+    "default_presets",
+    "fp8_errors",
+    "make_generator",
+    "measure_sampling",
+]
+
+MODES = ("eager", "compiled", "graph", "fp8", "pipeline")
+Network = dit.DiT | unet.UNet2D
+
+
+def default_presets(device: torch.device) -> tuple[list[str], list[int]]:
+    """Presets and batches: the paper's on a GPU; on the CPU those of 32-pixel images, the UNet of the
+    ``cifar10`` recipe first.
+    """
+    return (["B/2", "L/2"], [1, 64, 256]) if device.type == "cuda" else (["32px", "S/2-32px"], [1, 8])
+
+
+def default_modes(device: torch.device, presets: Sequence[str]) -> list[str]:
+    """All that the device and the presets know; on the CPU, where compiling takes minutes, the first two."""
+    if device.type != "cuda":
+        return list(MODES[:2])
+    try:
+        _check_fp8(presets, device)
+    except InputError:
+        return [mode for mode in MODES if mode != "fp8"]
+    return list(MODES)
+
+
+def make_generator(preset: str) -> Network:
+    """A DiT or a UNet by the name of its preset, with random weights."""
+    if preset in dit.PRESETS:
+        return dit.DiT.preset(preset)
+    if preset in unet.PRESETS:
+        return unet.UNet2D.preset(preset)
+    raise unknown_name("preset", preset, [*dit.PRESETS, *unet.PRESETS])
+
+
+def check_sampling(
+    presets: Sequence[str], batches: Sequence[int], modes: Sequence[str], device: torch.device
+) -> None:
+    """Refuses what cannot be measured, before anything is."""
+    for preset in presets:
+        if preset not in dit.PRESETS and preset not in unet.PRESETS:
+            raise unknown_name("preset", preset, [*dit.PRESETS, *unet.PRESETS])
+    for batch in batches:
+        if batch < 1:
+            raise InputError(f"batch={batch} must be at least 1")
+    for mode in modes:
+        if mode not in MODES:
+            raise unknown_name("mode", mode, MODES)
+    if "graph" in modes and device.type != "cuda":
+        raise InputError("mode=graph needs an NVIDIA GPU: CUDA graphs are a thing of theirs")
+    if "fp8" in modes:
+        _check_fp8(presets, device)
+    for mode in modes:
+        if mode not in ("eager", "graph"):
+            try:
+                check_compiler(device)
+            except RuntimeError as error:
+                raise _not_compiled(mode, error) from None
+
+
+def _check_fp8(presets: Sequence[str], device: torch.device) -> None:
+    check_fp8(device)
+    for preset in presets:
+        if preset not in dit.PRESETS:
+            raise InputError(f"mode=fp8: preset={preset} has no layers for it, those of DiT have")
+
+
+def measure_sampling(
+    preset: str,
+    batches: Sequence[int],
+    modes: Sequence[str],
+    dtype: torch.dtype,
+    device: torch.device,
+    repeats: int,
+    on_row: Callable[[float], None] = lambda seconds: None,
+) -> list[Row]:
+    """One generator at each batch, in each mode; the eager call of the same run is the reference."""
+    torch.manual_seed(0)
+    network = make_generator(preset).to(device, dtype).eval()
+    operations = count_operations(_call(network, 1))
+    errors = fp8_errors(preset, dtype, device) if "fp8" in modes else []
+    card, rows = card_of(device), []
+    for batch in batches:
+        found: dict[str, Timing | None] = {}
+        for mode in sorted({"eager", *modes}, key=MODES.index):
+            compiled = "compiled" in modes if mode == "graph" else mode != "eager"
+            found[mode], held = _time_mode(network, mode, compiled, batch, device, repeats)
+            timing = found[mode]
+            on_row(0.0 if timing is None else timing.seconds)
+            if mode not in modes:
+                continue
+            numbers = 2 * batch * network.config.in_channels * network.config.input_size**2
+            moved = held + numbers * dtype.itemsize
+            detail = {"graph": f"graph, {'compiled' if compiled else 'eager'}", "fp8": "graph, fp8"}
+            more = {"preset": preset, "batch": batch, "mode": mode, "operations_an_image": operations}
+            rows.append(
+                Row(
+                    f"{type(network).__name__} {preset} x {batch}",
+                    detail.get(mode, mode),
+                    timing,
+                    {} if mode == "eager" else {"eager": found["eager"]},
+                    card.sampling.get((preset, batch)) if card and dtype == torch.bfloat16 else None,
+                    least_time(
+                        card, moved=moved, operations=batch * operations, dtype=dtype, fp8=mode == "fp8"
+                    ),
+                    held_bytes=held,
+                    images=batch,
+                    more=more | ({"errors": errors} if mode == "fp8" else {}),
+                )
+            )
+    del network
+    free(device)
+    return rows
+
+
+def fp8_errors(preset: str, dtype: torch.dtype, device: torch.device, count: int = 8) -> list[dict[str, Any]]:
+    """‖x - y‖ / ‖y‖ of samples in 8-bit products against those without, from the same noise, in this number
+    type and in float32. Random weights; with the larger deviation the blocks weigh more.
+    """
+    rows = []
+    for std in (0.02, 0.3):
+        wide = make_generator(preset).to(device).eval()
+        enliven(wide, std)
+        plain = copy.deepcopy(wide).to(dtype)
+        small = copy.deepcopy(plain)
+        use_fp8(small)
+        labels = torch.arange(count, device=device) % wide.config.num_classes
+        with torch.inference_mode():
+            noise = wide.sample_noise(count)
+            exact, ours, rounded = (f(noise, labels, 1.0).double() for f in (wide, plain, small))
+        rows.append(
+            {
+                "std": std,
+                "against_eager": _distance(rounded, ours),
+                "against_float32": _distance(rounded, exact),
+                "eager_against_float32": _distance(ours, exact),
+            }
+        )
+    return rows
+
+
+def _distance(x: Tensor, y: Tensor) -> float:
+    return float((x - y).norm() / y.norm())
+
+
+def _time_mode(
+    network: Network, mode: str, compiled: bool, batch: int, device: torch.device, repeats: int
+) -> tuple[Timing | None, int]:
+    """None if it does not fit; and the bytes of the weights."""
+    # Each mode compiles anew, so that its first call is one.
+    torch.compiler.reset()
+    made = network if mode == "eager" else copy.deepcopy(network)
+    if mode == "fp8":
+        use_fp8(made)
+    held = count_bytes(made.state_dict().values())
+    timing, call = None, None
+    try:
+        with fixed_sizes():
+            call = _prepare(made, mode, compiled, batch)
+            recorded = mode not in ("eager", "compiled")
+            timing = timed(call, device, repeats, warmup=3, meter=not compiled, cold_peak=recorded)
+    except torch.cuda.OutOfMemoryError:
+        pass
+    except TorchDynamoException as error:
+        raise _not_compiled(mode, error) from None
+    del call, made
+    free(device)
+    return timing, held
+
+
+def _not_compiled(mode: str, error: RuntimeError) -> InputError:
+    why = next(iter(str(error).splitlines()), type(error).__name__)
+    return InputError(f"mode={mode}: torch.compile fails here: {why}; or give --mode eager")
+
+
+def _prepare(network: Network, mode: str, compiled: bool, batch: int) -> Callable[[], Tensor]:
+    if mode == "pipeline":
+        pipe = DriftPipeline(network, batch_size=batch).compile()
+        return functools.partial(pipe, [0] * batch, seed=0, output="latent")
+    if compiled:
+        compile_parts(network)
+    call = _call(network, batch)
+    return call if mode in ("eager", "compiled") else Graphed(call)
+
+
+def _call(network: Network, batch: int) -> Callable[[], Tensor]:
+    device = network.conditioning.classes.weight.device
+    labels = torch.zeros(batch, dtype=torch.int64, device=device)
+    alpha = torch.ones(batch, device=device)
+
+    def call() -> Tensor:
+        with torch.inference_mode():
+            return network(network.sample_noise(batch), labels, alpha)  # type: ignore[no-any-return]
+
+    return call

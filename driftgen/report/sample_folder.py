@@ -1,0 +1,100 @@
+"""A folder of samples: single pictures, a sheet of them, and how they were made."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from safetensors.torch import save_file
+
+from driftgen.errors import InputError
+from driftgen.pipeline import DriftPipeline
+from driftgen.support.atomic_write import make_folder, written_whole
+from driftgen.support.images import contact_sheet
+
+__all__ = ["parse_labels", "write_latents", "write_samples"]
+
+RECORD, SHEET, LATENTS = "samples.json", "grid.png", "latents.safetensors"
+ON_SHEET = 100  # pictures on the sheet at most
+
+
+def parse_labels(text: str | None) -> list[int | str] | None:
+    """``"3,5"``, ``"0-9"`` or ``"cat,dog"`` as a list of labels; None for all classes."""
+    if text is None:
+        return None
+    labels: list[int | str] = []
+    for word in (w.strip() for w in text.split(",")):
+        if span := re.fullmatch(r"(\d+)-(\d+)", word):
+            labels += range(int(span[1]), int(span[2]) + 1)
+        else:
+            labels.append(int(word) if re.fullmatch(r"-?\d+", word) else word)
+    return labels
+
+
+def write_samples(
+    pipe: DriftPipeline,
+    out: Path,
+    labels: list[int],
+    *,
+    guidance: float,
+    seed: int,
+    about: dict[str, Any],
+    on_step: Callable[[int, float], None] = lambda step, figure: None,
+) -> Path:
+    """Writes ``00000_class3.png`` and so on, ``grid.png`` and ``samples.json``; returns the sheet.
+
+    A folder that holds some of these very samples is completed; one of other samples is left alone.
+    ``on_step`` hears how many are done and the network calls per image.
+    """
+    record = {**about, "guidance": guidance, "seed": seed, "labels": labels}
+    make_folder(out)
+    _claim(out / RECORD, record)
+    digits = max(5, len(str(len(labels) - 1)))
+    paths = [out / f"{i:0{digits}d}_class{label}.png" for i, label in enumerate(labels)]
+    done = next((i for i, path in enumerate(paths) if not path.is_file()), len(paths))
+    before = pipe.evaluated
+    skipped = done
+    for images in pipe.stream(labels, guidance=guidance, seed=seed, skip=skipped):
+        for image in images:
+            with written_whole(paths[done]) as scratch:
+                image.save(scratch)
+            done += 1
+        on_step(done, (pipe.evaluated - before) / (done - skipped))
+    shown = []
+    for path in paths[:ON_SHEET]:
+        with Image.open(path) as image:
+            shown.append(image.copy())
+    with written_whole(out / SHEET) as scratch:
+        contact_sheet(shown).save(scratch)
+    return out / SHEET
+
+
+def write_latents(pipe: DriftPipeline, out: Path, labels: list[int], *, guidance: float, seed: int) -> Path:
+    """Writes what the generator makes, undecoded, to ``latents.safetensors``."""
+    make_folder(out)
+    if (out / LATENTS).exists():
+        raise InputError(f"{out / LATENTS} exists: name another folder")
+    latents = pipe(labels, guidance=guidance, seed=seed, output="latent")
+    with written_whole(out / LATENTS) as scratch:
+        save_file({"latents": latents, "labels": latents.new_tensor(labels).long()}, scratch)
+    return out / LATENTS
+
+
+def _claim(path: Path, record: dict[str, Any]) -> None:
+    if path.is_file():
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            found = {}
+        differing = [key for key in record if found.get(key) != record[key]]
+        if differing:
+            raise InputError(
+                f"{path.parent} holds other samples (another {', '.join(differing)}): name another folder"
+            )
+        return
+    with written_whole(path) as scratch:
+        scratch.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,75 @@
+"""Files that a toy run leaves: figures, animation, metrics, tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from driftgen.report.figures import draw_comparison, draw_evolution, write_animation
+from driftgen.support.atomic_write import make_folder, written_whole
+from driftgen.support.provenance import provenance
+from driftgen.training.toy_study import Evolution, ToyConfig
+
+__all__ = ["title_of", "write_evolution", "write_study"]
+
+INIT_WORDS = {
+    "between": "starting in the middle",
+    "far": "starting far away",
+    "collapsed": "starting collapsed on one spot",
+}
+
+
+def title_of(name: str, config: ToyConfig) -> str:
+    """A heading such as "swiss-roll: a generator, starting in the middle"."""
+    return f"{name}: {'a generator' if config.generator else 'points'}, {INIT_WORDS[config.init]}"
+
+
+def write_evolution(evolution: Evolution, out: Path, command: str) -> list[Path]:
+    """``evolution.png``, ``evolution.gif`` and ``metrics.json`` in ``out``."""
+    make_folder(out)
+    title = title_of(evolution.metrics["distribution"], evolution.config)
+    picture, animation, metrics = (out / f for f in ("evolution.png", "evolution.gif", "metrics.json"))
+    draw_evolution(evolution, picture, title)
+    write_animation(evolution, animation, title)
+    _write_json(metrics, provenance(command) | evolution.metrics)
+    return [picture, animation, metrics]
+
+
+def write_study(runs: dict[str, Evolution], out: Path, command: str) -> list[Path]:
+    """``comparison.png``, ``table.md`` and ``metrics.json`` of the anti-symmetry study in ``out``."""
+    make_folder(out)
+    first = next(iter(runs.values()))
+    picture, table, metrics = (out / f for f in ("comparison.png", "table.md", "metrics.json"))
+    draw_comparison(
+        runs, picture, f"{first.metrics['distribution']}: what breaking the anti-symmetry of V does"
+    )
+    _write_text(table, study_table(runs))
+    record = provenance(command) | {"runs": {name: run.metrics for name, run in runs.items()}}
+    _write_json(metrics, record)
+    return [picture, table, metrics]
+
+
+def study_table(runs: dict[str, Evolution]) -> str:
+    """The study as a Markdown table, rows in the paper's order."""
+    lines = [
+        "| case | drifting field V | energy distance | spread (data 1) |",
+        "|---|---|---:|---:|",
+    ]
+    for name, run in runs.items():
+        c, m = run.config, run.metrics
+        plus = "V⁺" if c.attraction == 1 else f"{c.attraction:g}V⁺"
+        minus = "" if c.repulsion == 0 else " − V⁻" if c.repulsion == 1 else f" − {c.repulsion:g}V⁻"
+        lines.append(f"| {name} | {plus}{minus} | {m['energy_distance']:.4f} | {m['spread']:.2f} |")
+    itself = next(iter(runs.values())).metrics["energy_distance_of_data_to_itself"]
+    lines += ["", f"Fresh data against fresh data: energy distance {itself:.4f}."]
+    return "\n".join(lines) + "\n"
+
+
+def _write_json(path: Path, record: dict[str, Any]) -> None:
+    _write_text(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
+
+
+def _write_text(path: Path, text: str) -> None:
+    with written_whole(path) as scratch:
+        scratch.write_text(text, encoding="utf-8")

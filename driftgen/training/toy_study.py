@@ -1,0 +1,266 @@
+"""The paper's toy studies: q drifts toward p, with a generator or as bare points."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from driftgen.data.toy import Toy
+from driftgen.drift.field import check_temperature, drift_field
+from driftgen.drift.kernels import get_kernel
+from driftgen.drift.loss import DriftingLoss
+from driftgen.drift.normalization import get_normalization
+from driftgen.errors import InputError, unknown_name
+from driftgen.evaluation.points import energy_distance, mode_shares
+from driftgen.generators import MLP
+
+__all__ = ["ANTISYMMETRY", "INITS", "Evolution", "ToyConfig", "antisymmetry_study", "evolve"]
+
+INITS = ("between", "far", "collapsed")
+OnStep = Callable[[int, float], None]
+JUDGED = 4096  # samples that quality and drift are measured with
+SHOWN = 1000  # samples of a generator in a picture
+
+
+@dataclass(frozen=True)
+class ToyConfig:
+    """One toy run. What is None takes the default of the distribution or of the kind of run."""
+
+    init: str = "between"
+    generator: bool = False  # an MLP trained with the plain loss, or the points x themselves, moved by x += V
+    steps: int | None = None  # 150 for points, 800 for a generator
+    samples: int | None = None  # at a time: 512 points, or 256 out of a generator
+    positives: int = 512
+    temperature: float | None = None
+    kernel: str = "laplace"
+    normalization: str = "both"
+    attraction: float = 1.0
+    repulsion: float = 1.0
+    learning_rate: float = 4e-3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.init not in INITS:
+            raise unknown_name("init", self.init, INITS)
+        bounds = {
+            "steps": (1, 10**7),
+            "samples": (2, 20_000),
+            "positives": (1, 20_000),
+            "seed": (0, 2**63 - 1),
+        }
+        for name, (least, most) in bounds.items():
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int) and least <= value <= most):
+                raise InputError(f"{name}={value} must be a whole number from {least} to {most}")
+        if self.temperature is not None:
+            check_temperature("temperature", self.temperature)
+        get_kernel(self.kernel)
+        get_normalization(self.normalization)
+        for name in ("attraction", "repulsion"):
+            if not 0 <= getattr(self, name) <= 100:
+                raise InputError(f"{name}={getattr(self, name)} must be a number from 0 to 100")
+        if not 0 < self.learning_rate <= 1:
+            raise InputError(f"learning_rate={self.learning_rate} must be a positive number, at most 1")
+
+    def filled(self, toy: Toy) -> ToyConfig:
+        """The same with every default filled in."""
+        return replace(
+            self,
+            steps=self.total_steps,
+            samples=self.samples or (256 if self.generator else 512),
+            temperature=self.temperature or toy.temperature,
+        )
+
+    @property
+    def total_steps(self) -> int:
+        return self.steps or (800 if self.generator else 150)
+
+
+@dataclass
+class Evolution:
+    """What a run left: samples at several steps, the drift at every step, and how good the end is."""
+
+    config: ToyConfig
+    data: Tensor
+    frames: dict[int, Tensor]
+    drift: list[float]
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+
+def evolve(
+    toy: Toy, config: ToyConfig, on_step: OnStep = lambda step, drift: None, frames: int = 48
+) -> Evolution:
+    """Lets q drift toward p for ``config.total_steps`` steps.
+
+    Points follow x ← x + V(x). A generator follows the plain loss, ‖f(ε) − sg(f(ε) + V)‖² (Algorithm 1),
+    whose value, the mean squared drift, is what ``drift`` records.
+    """
+    start = time.perf_counter()
+    rng = torch.Generator().manual_seed(config.seed)
+    data = toy.sample(JUDGED, rng)
+    config = config.filled(toy)
+    run = (_Generator if config.generator else _Points)(toy, config, rng, data)
+    keep = _log_spaced(config.total_steps, frames)
+    evolution = Evolution(config, data, {}, [])
+    first = run.judge()
+    for step in range(config.total_steps + 1):
+        if step in keep:
+            evolution.frames[step] = run.shown()
+        if step < config.total_steps:
+            evolution.drift.append(run.step())
+            on_step(step + 1, evolution.drift[-1])
+    evolution.metrics = _metrics(toy, rng, first, run.judge(), config)
+    evolution.metrics["seconds"] = round(time.perf_counter() - start, 2)
+    return evolution
+
+
+class _Points:
+    """q is a cloud of points that the field moves."""
+
+    def __init__(self, toy: Toy, config: ToyConfig, rng: torch.Generator, data: Tensor) -> None:
+        self.toy, self.config, self.rng = toy, config, rng
+        assert config.samples is not None
+        assert config.temperature is not None
+        self.samples, self.temperature = config.samples, config.temperature
+        self.options: dict[str, Any] = {
+            "kernel": config.kernel,
+            "normalization": config.normalization,
+            "attraction": config.attraction,
+            "repulsion": config.repulsion,
+        }
+        self.prepare(*_start(toy, config.init, data))
+
+    def prepare(self, centre: Tensor, spread: float) -> None:
+        self.x = centre + spread * torch.randn(self.samples, 2, generator=self.rng)
+
+    def shown(self) -> Tensor:
+        return self.x.clone()
+
+    def step(self) -> float:
+        v = self.drift(self.x, self.toy.sample(self.config.positives, self.rng))
+        self.x = self.x + v
+        return float(v.square().mean())
+
+    def judge(self) -> tuple[Tensor, float]:
+        """Samples of q, and their mean squared drift against plenty of data."""
+        v = self.drift(self.x, self.toy.sample(2 * JUDGED, self.rng))
+        return self.x, float(v.square().mean())
+
+    def drift(self, x: Tensor, positives: Tensor, negatives: Tensor | None = None) -> Tensor:
+        return drift_field(x, positives, negatives, temperature=self.temperature, **self.options)
+
+
+class _Generator(_Points):
+    """q is what an MLP makes of noise."""
+
+    def prepare(self, centre: Tensor, spread: float) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.config.seed)
+            self.net = MLP(noise_dim=32, data_dim=2, hidden=128, depth=3)
+            self.net.place(centre, spread)
+        self.noise = self.net.sample_noise(SHOWN, self.rng)
+        self.loss = DriftingLoss(
+            self.temperature, normalize_features=False, normalize_drift=False, **self.options
+        )
+        steps = self.config.total_steps
+        self.optimizer = torch.optim.Adam(
+            self.net.parameters(), lr=self.config.learning_rate, betas=(0.9, 0.95), fused=True
+        )
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, steps)
+
+    def shown(self) -> Tensor:
+        with torch.no_grad():
+            x: Tensor = self.net(self.noise)
+        return x
+
+    def step(self) -> float:
+        x = self.net(self.net.sample_noise(self.samples, self.rng))
+        out = self.loss(x, self.toy.sample(self.config.positives, self.rng))
+        self.optimizer.zero_grad()
+        out.loss.backward()
+        self.optimizer.step()
+        self.schedule.step()
+        return float(out.loss.detach())
+
+    def judge(self) -> tuple[Tensor, float]:
+        with torch.no_grad():
+            x = self.net(self.net.sample_noise(JUDGED, self.rng))
+            # Few x against many others: the fewer others, the more of V is sampling noise.
+            negatives = self.net(self.net.sample_noise(2 * JUDGED, self.rng))
+        v = self.drift(x[: JUDGED // 4], self.toy.sample(2 * JUDGED, self.rng), negatives)
+        return x, float(v.square().mean())
+
+
+def _start(toy: Toy, init: str, data: Tensor) -> tuple[Tensor, float]:
+    """Centre and spread of q at the beginning."""
+    centre, size = data.mean(dim=0), float(data.std(dim=0).norm())
+    if init == "between":
+        return centre, 0.15 * size
+    if init == "far":
+        return centre + torch.tensor([0.0, 3.0]) * size, 0.15 * size
+    mode = toy.modes[0] if toy.modes is not None else data[data[:, 0].argmin()]
+    return mode, 0.08 * size
+
+
+def _metrics(
+    toy: Toy,
+    rng: torch.Generator,
+    first: tuple[Tensor, float],
+    last: tuple[Tensor, float],
+    config: ToyConfig,
+) -> dict[str, Any]:
+    x, drift = last
+    fresh, again = toy.fresh(JUDGED, rng), toy.fresh(JUDGED, rng)
+    metrics: dict[str, Any] = {
+        "distribution": toy.name,
+        "config": asdict(config),
+        "evaluator": f"unbiased energy distance to {JUDGED} fresh points; drift by {2 * JUDGED} fresh points",
+        "energy_distance": energy_distance(x, fresh),
+        "energy_distance_at_start": energy_distance(first[0], fresh),
+        "energy_distance_of_data_to_itself": energy_distance(again, fresh),
+        "spread": float(x.std(dim=0).norm() / fresh.std(dim=0).norm()),
+        "drift_at_start": first[1],
+        "drift_at_end": drift,
+        "drift_ratio": first[1] / max(drift, 1e-30),
+    }
+    if toy.modes is not None:
+        metrics["mode_shares"] = mode_shares(x, toy.modes)
+        metrics["least_mode_share"] = min(metrics["mode_shares"])
+    return metrics
+
+
+def _log_spaced(steps: int, count: int) -> set[int]:
+    """0, the last step, and about ``count`` steps between, denser at the beginning where most happens."""
+    power = torch.linspace(0, 1, count, dtype=torch.float64) * math.log1p(steps)
+    return {0, steps, *(round(p) for p in torch.expm1(power).tolist())}
+
+
+ANTISYMMETRY: dict[str, tuple[float, float]] = {
+    "anti-symmetry (default)": (1.0, 1.0),
+    "1.5x attraction": (1.5, 1.0),
+    "1.5x repulsion": (1.0, 1.5),
+    "2.0x attraction": (2.0, 1.0),
+    "2.0x repulsion": (1.0, 2.0),
+    "attraction only": (1.0, 0.0),
+}
+"""Factors of V⁺ and V⁻ in the rows of the paper's table on the importance of anti-symmetry."""
+
+
+def antisymmetry_study(
+    toy: Toy, config: ToyConfig, on_step: OnStep = lambda step, drift: None
+) -> dict[str, Evolution]:
+    """The paper's destructive study on a toy: the same run for each pair of factors; ``on_step`` counts
+    through.
+    """
+    runs = {}
+    for i, (name, (attraction, repulsion)) in enumerate(ANTISYMMETRY.items()):
+        changed = replace(config, attraction=attraction, repulsion=repulsion)
+        done = i * config.total_steps
+        runs[name] = evolve(toy, changed, lambda step, drift, done=done: on_step(done + step, drift))  # type: ignore[misc]
+    return runs

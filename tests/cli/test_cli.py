@@ -1,0 +1,143 @@
+"""The command as a person meets it: a second process, its output and its exit code."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tests.support.command import DRIFTGEN, run
+
+
+def test_toy_writes_its_three_files(tmp_path):
+    done = run("toy", "bimodal", "--init", "collapsed", "--steps", "20", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    names = ["evolution.png", "evolution.gif", "metrics.json"]
+    assert done.stdout.splitlines()[-3:] == [str(tmp_path / "out" / n) for n in names]
+    assert "drift" in done.stderr  # the progress bar's figure
+    assert all((tmp_path / "out" / n).stat().st_size > 100 for n in names)
+
+
+def test_study(tmp_path):
+    done = run(
+        "toy", "bimodal", "--study", "antisymmetry", "--steps", "2", "--samples", "32", "--out", tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "| 2.0x repulsion |" in done.stdout
+    assert (tmp_path / "table.md").read_text() in done.stdout + "\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["toy", "bimodl"], "distribution='bimodl' is not known: did you mean 'bimodal'?"),
+        (["toy", "missing.npy"], "missing.npy does not exist"),
+        (["toy", "{tmp}/garbage.npy"], "garbage.npy is not a readable .npy array"),
+        (["toy", "{tmp}/nan.npy"], "NaN or infinite values in 1 of 9 points"),
+        (["toy", "{tmp}/one.npy"], "one.npy holds 1 point(s)"),
+        (["toy", "{tmp}/wide.npy"], "points must have shape [n, 2]"),
+        (["toy", "{tmp}"], "is not a readable .npy array"),
+        (["toy", "bimodal", "--temperature", "-1"], "temperature=-1.0 must be a positive number"),
+        (["toy", "bimodal", "--temperature", "warm"], "'--temperature'"),
+        (["toy", "bimodal", "--positives", "0"], "positives=0 must be a whole number from 1"),
+        (["toy", "bimodal", "--init", "nowhere"], "init='nowhere' is not known"),
+        (["toy", "bimodal", "--study", "anti"], "study='anti' is not known"),
+        (["toy", "bimodal", "--out", "{tmp}/garbage.npy"], "cannot write to"),
+        (["toy"], "Missing argument"),
+        (["toy", "bimodal", "--speed", "9"], "No such option"),
+        (["tyo"], "No such command 'tyo'"),
+        (["demo", "--seed", "-1"], "seed=-1 must be a whole number from 0"),
+        (["toy", ""], "distribution='' is not known"),
+        (["toy", "{tmp}/zip.npy"], "zip.npy is not a readable .npy array"),
+        (["toy", "bimodal", "--seed", "99999999999999999999"], "must be a whole number"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(tmp_path, words, message, here, monkeypatch):
+    (tmp_path / "garbage.npy").write_text("no array")
+    (tmp_path / "zip.npy").write_bytes(b"PK\x03\x04garbage")
+    np.save(tmp_path / "nan.npy", np.vstack([np.zeros((8, 2)), [[np.nan, 0]]]))
+    np.save(tmp_path / "one.npy", np.zeros((1, 2)))
+    np.save(tmp_path / "wide.npy", np.zeros((9, 3)))
+    monkeypatch.chdir(tmp_path)
+    done = here(*(w.format(tmp=tmp_path) for w in words))
+    assert done.returncode == 2
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("driftgen: error: ")
+    assert message in lines[0]
+    assert done.stdout == ""
+    assert not (tmp_path / "runs").exists()
+
+
+def test_wrong_input_in_a_process_of_its_own(tmp_path):
+    done = run("toy", "bimodl", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("driftgen: error: distribution='bimodl' is not known")
+
+
+def test_help_and_version():
+    done = run("--help", env={"COLUMNS": "80", "PATH": ""})
+    assert done.returncode == 0
+    assert all(word in done.stdout for word in ("toy", "demo", "doctor"))
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert run().stdout.split() == run("--help").stdout.split()
+    assert re.fullmatch(r"driftgen \d+\.\d+\.\d+\n", run("--version").stdout)
+
+
+def test_doctor_names_every_extra_and_how_to_get_it():
+    from driftgen.doctor import EXTRAS
+
+    done = run("doctor", env={"COLUMNS": "100", "PATH": ""})
+    assert done.returncode == 0, done.stderr
+    for name in EXTRAS:
+        assert f"[{name}]" in done.stdout
+    assert "torch" in done.stdout
+    assert ".[" in done.stdout  # advice for what is missing
+
+
+def test_doctor_is_not_fooled_by_a_folder(tmp_path):
+    (tmp_path / "gradio").mkdir()
+    done = run("doctor", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "no gradio" in done.stdout
+
+
+def test_extras_in_doctor_are_those_of_the_package():
+    from importlib.metadata import metadata
+
+    from driftgen.doctor import EXTRAS
+
+    assert set(metadata("driftgen").get_all("Provides-Extra")) == set(EXTRAS)
+
+
+def test_interrupt(tmp_path):
+    out = tmp_path / "out"
+    words = ["toy", "bimodal", "--generator", "--steps", "100000", "--out", str(out)]
+    process = subprocess.Popen([*DRIFTGEN, *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    while not out.exists():  # made right before the first step
+        assert process.poll() is None
+        time.sleep(0.1)
+    (out / "metrics.json").write_text("old")
+    time.sleep(2)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in stderr
+    assert stderr.rstrip().endswith("driftgen: stopped")
+    assert [p.name for p in out.iterdir()] == ["metrics.json"]
+    assert (out / "metrics.json").read_text() == "old"
+
+
+def test_import_is_light():
+    """Importing driftgen costs little beyond torch and pulls in no plotting or model library."""
+    code = (
+        "import sys, time, torch; start = time.perf_counter(); import driftgen; "
+        "print(time.perf_counter() - start, *sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    seconds, *modules = done.stdout.split()
+    assert not {"matplotlib", "transformers", "diffusers", "typer", "rich"} & set(modules)
+    assert float(seconds) < 1.0  # the claim, 0.3 s, is timed by benchmarks/startup.py

@@ -1,0 +1,152 @@
+"""``driftgen sample`` and ``driftgen convert`` as a person meets them."""
+
+import json
+import shutil
+import signal
+import subprocess
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import load_file
+
+from tests.support.artifacts import ARTIFACTS, LATENT, MAE, PIXEL
+from tests.support.command import DRIFTGEN, run
+
+
+def pictures(folder):
+    return sorted(p.name for p in folder.glob("0*.png"))
+
+
+def test_sample_writes_single_images_and_a_sheet(tmp_path, here):
+    out = tmp_path / "s"
+    words = ["sample", PIXEL, "--labels", "3,5", "--guidance", "1.5", "--seed", "0", "--out", out]
+    done = run(*words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(out / "grid.png")
+    assert pictures(out) == ["00000_class3.png", "00001_class5.png"]
+    assert "network calls per image 1" in done.stderr
+    record = json.loads((out / "samples.json").read_text())
+    assert (record["labels"], record["guidance"], record["seed"]) == ([3, 5], 1.5, 0)
+    first = (out / "00001_class5.png").read_bytes()
+
+    # The same again completes what is missing and makes the same picture; other settings go elsewhere.
+    (out / "00001_class5.png").unlink()
+    assert here(*words).returncode == 0
+    assert (out / "00001_class5.png").read_bytes() == first
+    words[words.index("0")] = "1"
+    other = here(*words)
+    assert other.returncode == 2
+    assert "holds other samples (another seed): name another folder" in other.stderr
+    assert (out / "00001_class5.png").read_bytes() == first
+
+
+def test_ranges_and_numbers(tmp_path, here):
+    assert here("sample", PIXEL, "--labels", "0-2", "-n", "7", "--out", tmp_path).returncode == 0
+    assert [name[-5] for name in pictures(tmp_path)] == list("0120120")
+    sheet = Image.open(tmp_path / "grid.png")
+    assert sheet.size == (3 * 66 + 2, 3 * 66 + 2)
+
+
+def test_latents_of_an_artifact_without_its_tokenizer(tmp_path, here):
+    done = here("sample", LATENT, "--labels", "1", "--latents", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = load_file(tmp_path / "latents.safetensors")
+    assert found["latents"].shape == (1, 4, 8, 8)
+    assert found["labels"].tolist() == [1]
+
+
+@pytest.mark.parametrize("folder", [PIXEL, LATENT, MAE, ARTIFACTS / "convnext_tiny"], ids=lambda f: f.name)
+def test_convert_there_and_back(folder, tmp_path, here):
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    done = here("convert", "official", folder, ours)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(ours)
+    assert {p.name for p in ours.iterdir()} == {"config.json", "model.safetensors", "README.md"}
+    assert here("convert", "to-official", ours, theirs).returncode == 0
+    source = folder / "params_ema" if (folder / "params_ema").is_dir() else folder
+    for path in source.iterdir():
+        assert (theirs / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_converted_model_samples_the_same(tmp_path, here):
+    assert here("convert", "official", PIXEL, tmp_path / "m").returncode == 0
+    for name, model in (("a", PIXEL), ("b", tmp_path / "m")):
+        assert here("sample", model, "--labels", "2", "--out", tmp_path / name).returncode == 0
+    a, b = (np.asarray(Image.open(tmp_path / n / "00000_class2.png")) for n in "ab")
+    assert np.array_equal(a, b)
+
+
+def damaged(tmp_path):
+    folder = tmp_path / "damaged"
+    shutil.copytree(LATENT / "params_ema", folder)
+    path = folder / "ema_params.msgpack"
+    path.write_bytes(path.read_bytes()[:-100])
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["sample", "{pixel}", "--labels", "10"],
+            "labels: 10 is no class of this model, they go from 0 to 9",
+        ),
+        (["sample", "{pixel}", "--labels", "cat"], "the model knows no class names"),
+        (
+            ["sample", "{pixel}", "--labels", ""],
+            "the model knows no class names, give a number in place of ''",
+        ),
+        (["sample", "{pixel}", "--guidance", "0.5"], "guidance=0.5 must be 1 (none) or more"),
+        (["sample", "{pixel}", "--dtype", "int8"], "dtype='int8' is not known"),
+        (["sample", "{pixel}", "--device", "warp"], "device=warp"),
+        (["sample", "{pixel}", "--batch-size", "0"], "batch_size=0 must be at least 1"),
+        (["sample", "{pixel}", "-n", "0"], "num_images=0 must be at least 1"),
+        (["sample", "nowhere"], "nowhere does not exist: give a folder"),
+        (["sample", "{tmp}"], "holds no model: config.json and model.safetensors"),
+        (["sample", "{damaged}"], "ends too early: it is truncated; copy it again"),
+        (["sample", "{mae}"], "holds a ResNetMAE, which is an encoder"),
+        (["convert", "official", "{damaged}", "{tmp}/new"], "ends too early: it is truncated"),
+        (["convert", "official", "{tmp}", "{tmp}/new"], "holds no released model"),
+        (["convert", "to-official", "{tmp}", "{tmp}/new"], "holds no model"),
+        (["convert", "official", "{pixel}", "{damaged}"], "exists and is not an empty folder"),
+        (["convert", "sideways"], "No such command 'sideways'"),
+    ],
+)
+def test_wrong_input_is_one_line_and_nothing_half_written(words, message, tmp_path, here, monkeypatch):
+    places = {"pixel": PIXEL, "mae": MAE, "tmp": tmp_path, "damaged": damaged(tmp_path)}
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.chdir(tmp_path)
+    done = here(*(w.format(**places) for w in words))
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert message in done.stderr
+    assert done.stdout == ""
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_interrupted_sampling_goes_on(tmp_path):
+    out = tmp_path / "s"
+    words = ["sample", PIXEL, "-n", "4000", "--batch-size", "1", "--out", out]
+    process = subprocess.Popen([*DRIFTGEN, *map(str, words)], stderr=subprocess.PIPE, text=True)
+    while not pictures(out)[20:]:
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in stderr
+    kept = {name: (out / name).read_bytes() for name in pictures(out)}
+    assert not list(out.glob("*partial*"))
+    assert len(kept) < 4000
+    words[words.index("1")] = "64"
+    assert run(*words).returncode == 0
+    assert len(pictures(out)) == 4000
+    assert all((out / name).read_bytes() == content for name, content in kept.items())
+
+
+def test_help_fits_the_terminal(here, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for words in (["sample"], ["convert"], ["convert", "official"]):
+        done = here(*words, "--help")
+        assert done.returncode == 0
+        assert max(map(len, done.stdout.splitlines())) <= 80

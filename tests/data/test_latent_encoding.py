@@ -1,0 +1,195 @@
+"""Encoding that is stopped, shared by processes or out of disk, and reading within little memory."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from driftgen.data.latents import LatentCache, encode_images
+from driftgen.tokenizers import Identity
+from tests.support.helpers import child, fails
+from tests.support.latent_images import SHARDS, Images, names
+
+# --- stopped and started again ----------------------------------------------------------------------------
+
+
+def test_finished_shards_are_not_encoded_again(tmp_path):
+    class Failing(Identity):
+        calls = 0
+
+        def encode(self, images, generator=None):
+            self.calls += 1
+            if self.calls > 8:
+                raise KeyboardInterrupt
+            return super().encode(images, generator)
+
+    data = Images()
+    with pytest.raises(KeyboardInterrupt):
+        encode_images(data, Failing(), tmp_path, batch_size=2, shard_size=5)
+    assert names(tmp_path) == SHARDS[:1]
+    fails(lambda: LatentCache(tmp_path), "is a latent cache that is not finished: run driftgen encode again")
+    data.loaded.clear()
+    steps = []
+    options = {"batch_size": 2, "shard_size": 5}
+    encode_images(data, Identity(), tmp_path, on_step=lambda *step: steps.append(step), **options)
+    probe = 16  # looked at to know whose cache it is
+    assert data.loaded[probe:] == list(range(5, 23))
+    assert steps[0] == (5, 23)
+    data.loaded.clear()
+    encode_images(data, Identity(), tmp_path, **options)
+    assert data.loaded[probe:] == []
+    # Cut short, or gone: only that one is done again.
+    whole = (tmp_path / SHARDS[2]).read_bytes()
+    for cut in (whole[: len(whole) // 2], b"", None):
+        if cut is None:
+            (tmp_path / SHARDS[2]).unlink()
+        else:
+            (tmp_path / SHARDS[2]).write_bytes(cut)
+        fails(lambda: LatentCache(tmp_path), f"{SHARDS[2]} is missing or damaged: run driftgen encode again")
+        data.loaded.clear()
+        encode_images(data, Identity(), tmp_path, **options)
+        assert data.loaded[probe:] == list(range(10, 15))
+        assert (tmp_path / SHARDS[2]).read_bytes() == whole
+    assert len(LatentCache(tmp_path).labels) == 23
+
+
+def test_each_process_takes_its_share(tmp_path):
+    data = Images()
+    assert encode_images(data, Identity(), tmp_path, shard_size=5, rank=1, world=2) == 3
+    assert names(tmp_path) == [SHARDS[1], SHARDS[3]]
+    assert encode_images(data, Identity(), tmp_path, shard_size=5, rank=1, world=2) == 3
+    assert encode_images(data, Identity(), tmp_path, shard_size=5, rank=0, world=2) == 0
+    assert "cache.json" in names(tmp_path)
+    # More processes than shards, and another number of them than before.
+    (tmp_path / "cache.json").unlink()
+    assert encode_images(data, Identity(), tmp_path, shard_size=5, rank=8, world=9) == 0
+    alone = tmp_path / "alone"
+    encode_images(data, Identity(), alone, shard_size=5)
+    for name in ["cache.json", *SHARDS]:
+        assert (tmp_path / name).read_bytes() == (alone / name).read_bytes()
+
+
+TOGETHER = """
+import json, os, sys, time
+from tests.support.latent_images import Images
+from driftgen.data.latents import encode_images
+from driftgen.tokenizers import Identity
+
+class Slow(Identity):
+    def encode(self, images, generator=None):
+        time.sleep(0.01)
+        return super().encode(images, generator)
+
+def work(name, rank, world):
+    data = Images(60)
+    folder = os.path.join(sys.argv[1], name)
+    encode_images(data, Slow(), folder, batch_size=2, shard_size=4, rank=rank, world=world)
+    return len(data.loaded) - 16  # those that tell whose cache it is
+
+workers = []
+for share in json.loads(sys.argv[2]):
+    number = os.fork()
+    if not number:
+        os._exit(work(*share))
+    workers.append(number)
+print(json.dumps(workers), flush=True)
+print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) for number in workers]), flush=True)
+"""
+
+
+def test_processes_at_once_and_killed(tmp_path):
+    """Two with a share each, of which one is killed on the way, and two that both would do all."""
+    data = Images(60)
+    encode_images(data, Identity(), tmp_path / "want", batch_size=2, shard_size=4)
+    jobs = [("shares", 0, 2), ("shares", 1, 2), ("same", 0, 1), ("same", 0, 1)]
+    process = child(TOGETHER, tmp_path, json.dumps(jobs), stdout=subprocess.PIPE)
+    numbers = json.loads(process.stdout.readline())
+    shares, same = tmp_path / "shares", tmp_path / "same"
+    while len(list(shares.glob("shard-?????.safetensors"))) < 4:
+        assert process.poll() is None
+        time.sleep(0.005)
+    os.kill(numbers[1], signal.SIGKILL)
+    codes = json.loads(process.stdout.readline())
+    process.communicate()
+    assert codes[:2] == [32, -signal.SIGKILL]
+    fails(lambda: LatentCache(shares), "not finished")
+    assert encode_images(data, Identity(), shares, batch_size=2, shard_size=4) == 0
+    # Nothing was done twice: they got out of each other's way.
+    assert sum(codes[2:]) == 60
+    assert min(codes[2:]) > 0
+    for folder in (shares, same):
+        assert names(folder) == names(tmp_path / "want")
+        for path in (tmp_path / "want").glob("*s*"):
+            assert (folder / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_full_disk(tmp_path):
+    code = """
+import sys, resource
+from tests.support.latent_images import Images
+from driftgen.data.latents import encode_images
+from driftgen.tokenizers import Identity
+encode_images(Images(40, side=8), Identity(), sys.argv[1], shard_size=10, rank=0, world=2)
+resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+try:
+    encode_images(Images(40, side=8), Identity(), sys.argv[1], shard_size=10)
+except ValueError as error:
+    print(type(error).__name__, error)
+"""
+    process = child(code, tmp_path, stdout=subprocess.PIPE)
+    line = process.communicate()[0]
+    assert line.startswith(f"InputError {tmp_path / SHARDS[1]} could not be written (")
+    assert "File too large" in line
+    assert line.endswith("make room and start again, finished shards stay\n")
+    assert names(tmp_path) == [SHARDS[0], SHARDS[2]]
+    assert encode_images(Images(40, side=8), Identity(), tmp_path, shard_size=10) == 0
+
+
+# --- memory -----------------------------------------------------------------------------------------------
+
+
+def test_memory_does_not_grow_with_the_cache(tmp_path):
+    """A cache of 400 MB in shards of 16 MB, read all over: no more of the process's own memory than a few
+    shards, nor of mapped files at the end of a call.
+    """
+    n, size, shape = 12_800, 512, (4, 32, 32)
+    first = encode_images(Images(size, side=4), Identity(), tmp_path / "small", shard_size=size)
+    assert first == 0
+    index = json.loads((tmp_path / "small" / "cache.json").read_text())
+    index |= {"images": n, "latent_shape": shape}
+    (tmp_path / "cache.json").write_text(json.dumps(index))
+    block = torch.zeros(size, 2, *shape)
+    identity = {"identity": json.dumps(index["identity"])}
+    for number in range(n // size):
+        block += 1
+        tensors = {"latents": block, "labels": torch.full((size,), number)}
+        save_file(tensors, tmp_path / f"shard-{number:05d}.safetensors", metadata=identity)
+    code = """
+import sys, torch
+from driftgen.data.latents import LatentCache
+
+def memory():
+    lines = dict(line.split(":") for line in open("/proc/self/status"))
+    return {name: int(lines[name].split()[0]) / 1024 for name in ("RssAnon", "RssFile")}
+
+torch.arange(1000)[torch.randperm(1000)].float().sum()
+before = memory()
+cache = LatentCache(sys.argv[1])
+worst = {"RssAnon": 0, "RssFile": 0}
+for step in range(60):
+    indices = torch.randint(len(cache.labels), (256,))
+    samples = cache.load(indices, step)
+    assert torch.equal(samples[:, 3, 31, 31], cache.labels[indices] + 1.0)
+    worst = {name: max(worst[name], value) for name, value in memory().items()}
+print(*(round(worst[name] - before[name]) for name in worst))
+"""
+    process = child(code, tmp_path, stdout=subprocess.PIPE)
+    own, mapped = map(int, process.communicate()[0].split())
+    assert process.returncode == 0
+    assert own < 40
+    assert mapped < 40

@@ -1,0 +1,103 @@
+"""Names on the Hub, against a server that speaks its protocol."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from driftgen.interop import hub
+from tests.support.hub_server import hub_server
+
+DATA = Path(__file__).parents[1] / "data"
+PIXEL = DATA / "artifacts" / "ditgen_C_pixel_patch4" / "params_ema"
+
+
+def run(code, address, cache, **environment):
+    """In a process of its own: the client reads its address when it is imported."""
+    env = {"HF_ENDPOINT": address, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": "hf_test"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**env, "PATH": "", "HF_HUB_DISABLE_TELEMETRY": "1", **environment},
+        cwd=DATA.parent.parent,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().splitlines()[-1]
+
+
+def released(name, folder):
+    return {f"{hub.RELEASED[name][0]}/{name}/{p.name}": p.read_bytes() for p in folder.iterdir()}
+
+
+def test_a_released_model_comes_by_its_name_and_stays_in_the_cache(tmp_path):
+    code = (
+        "import driftgen as dg; pipe = dg.DriftPipeline.from_pretrained('hf://ablation')\n"
+        "net = dg.load_official('hf://ablation')\n"
+        "print(pipe.guidance, pipe(2, output='numpy', seed=1).shape, net.config.num_classes)"
+    )
+    repositories = {hub.RELEASE_REPOSITORY: released("ablation", PIXEL) | {"models/gen/jax/other/x": b"no"}}
+    with hub_server(repositories) as address:
+        assert run(code, address, tmp_path) == "2.0 (1, 16, 16, 3) 10"
+        assert not list(tmp_path.rglob("other"))  # only what was asked for is downloaded
+    assert run(code, address, tmp_path) == "2.0 (1, 16, 16, 3) 10"  # the server is gone
+
+
+def test_push_and_fetch_again(tmp_path):
+    folder = PIXEL.as_posix()
+    repositories = {}
+    with hub_server(repositories) as address:
+        push = (
+            f"import driftgen as dg; pipe = dg.DriftPipeline.from_pretrained({folder!r})\n"
+            "print(pipe.push_to_hub('me/tiny', private=True))"
+        )
+        assert run(push, address, tmp_path) == f"{address}/me/tiny"
+        assert set(repositories["me/tiny"]) == {"config.json", "model.safetensors", "README.md"}
+        fetch = (
+            "import driftgen as dg, numpy as np\n"
+            f"a = dg.DriftPipeline.from_pretrained({folder!r})(3, seed=0, output='numpy')\n"
+            "b = dg.DriftPipeline.from_pretrained('me/tiny')(3, seed=0, output='numpy')\n"
+            "print(np.array_equal(a, b))"
+        )
+        assert run(fetch, address, tmp_path) == "True"
+
+
+REFUSED = {
+    "hf://ablation": "cannot be reached: download it on a machine with a network",
+    "nobody/nothing": "nobody/nothing is not in the local cache and the Hugging Face Hub cannot be reached",
+    "hf://abltion": "hf://abltion is not a released model: choose from hf://latent_L_sota",
+    "no such thing": "no such thing does not exist: give a folder, owner/repository, or hf://name",
+}
+
+
+def test_without_a_network(tmp_path):
+    code = (
+        "import driftgen as dg, json\nlines = {}\n"
+        f"for name in {list(REFUSED)!r}:\n"
+        "    try: dg.DriftPipeline.from_pretrained(name)\n"
+        "    except dg.InputError as error: lines[name] = str(error)\n"
+        "print(json.dumps(lines))"
+    )
+    lines = json.loads(run(code, "http://127.0.0.1:9", tmp_path))
+    for name, message in REFUSED.items():
+        assert message in lines[name]
+        assert "\n" not in lines[name]
+
+
+def test_a_repository_that_is_not_there(tmp_path):
+    code = (
+        "import driftgen as dg\n"
+        "try: dg.DriftPipeline.from_pretrained('nobody/nothing')\n"
+        "except dg.InputError as error: print(error)"
+    )
+    with hub_server({}) as address:
+        line = run(code, address, tmp_path)
+    assert "nobody/nothing cannot be fetched from the Hugging Face Hub: RepositoryNotFoundError" in line
+
+
+def test_names():
+    assert hub.is_hub_name("owner/repository")
+    assert hub.is_hub_name("hf://ablation")
+    assert not hub.is_hub_name("/a/folder")
+    assert not hub.is_hub_name("folder")

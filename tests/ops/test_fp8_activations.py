@@ -1,0 +1,157 @@
+"""The kernel of sampling in 8-bit numbers against the modules in PyTorch; ``support.interpreter`` says
+where it runs.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from driftgen.generators import DiT, dit, fp8
+from driftgen.generators.dit import SwiGLU
+from driftgen.generators.fp8 import Fp8SwiGLU, quantize
+from driftgen.ops import dispatch
+from driftgen.ops import fp8_activations as sampling_ops
+from tests.support.accuracy import error
+from tests.support.block_cases import BFLOAT16, FLOAT16, draw
+from tests.support.interpreter import DEVICE, _bfloat16_on_the_cpu, _kernels_everywhere  # noqa: F401
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _eight_bits_on_the_cpu():
+    """The interpreter does not round to the nearest 8-bit number: mended here."""
+    if DEVICE == "cuda":
+        yield
+        return
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    builder, patch = interpreter.InterpreterBuilder, pytest.MonkeyPatch()
+    convert = builder.create_fp_to_fp
+
+    def create_fp_to_fp(self, source, target, rounding):
+        if target.scalar != tl.float8e4nv:
+            return convert(self, source, target, rounding)
+        rounded = torch.from_numpy(source.data).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+        return interpreter.TensorHandle(rounded, tl.float8e4nv)
+
+    patch.setattr(builder, "create_fp_to_fp", create_fp_to_fp)
+    yield
+    patch.undo()
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "dtype"), [(5, 48, BFLOAT16), (3, 2752, BFLOAT16), (4, 64, FLOAT16)]
+)
+def test_swiglu_in_eight_bits(rows, width, dtype):
+    # silu of such numbers is exact, so that all of the rest has to be.
+    gate = torch.randint(32, 100, (rows, width), device=DEVICE).to(dtype)
+    value = draw(rows, width, dtype=dtype)
+    value[1] = 0
+    eights, scales = sampling_ops.swiglu_in_eight_bits(torch.cat([gate, value], 1))
+    want, want_scales = quantize(F.silu(gate) * value)
+    assert eights.dtype == torch.float8_e4m3fn
+    assert torch.equal(scales, want_scales)
+    assert torch.equal(eights.float(), want.float())
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((3, 5, 48), BFLOAT16), ((1, 19, 768), BFLOAT16), ((2, 4, 64), FLOAT16)], ids=str
+)
+def test_norm_in_eight_bits(shape, dtype, gated):
+    batch, _, width = shape
+    x, branch = draw(*shape, dtype=dtype), draw(*shape, dtype=dtype)
+    gate, scale, shift = draw(batch, 1, 3 * width, dtype=dtype, scale=0.3).chunk(3, dim=-1)
+    weight = 1 + draw(width, scale=0.1)
+    shift[0], x[0, 1] = 0, 0
+    if gated:
+        branch[0, 1] = 0
+    added = (branch, gate) if gated else (None, None)
+    with torch.inference_mode():
+        assert sampling_ops.covers_norm(x)
+        total, eights = sampling_ops.norm_in_eight_bits(x, *added, weight, scale, shift)
+    wide = x.double() + gate.double() * branch.double() if gated else x.double()
+    assert torch.equal(total, wide.to(dtype)) if not gated else error(total, wide) < 3e-3
+    normed = total.double() * (total.double().square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+    normed = normed * weight.double() * (1 + scale.double()) + shift.double()
+    want, want_scale = quantize(normed.to(dtype).flatten(0, 1))
+    assert (eights.shape, eights.dtype) == (x.shape, dtype)
+    assert eights.rows.dtype == torch.float8_e4m3fn
+    # Where a last digit of the type lies on an edge, it may fall to the other side.
+    torch.testing.assert_close(eights.scale, want_scale, rtol=2**-7, atol=0)
+    assert (eights.rows.float() != want.float()).double().mean() < 2e-2
+    assert error(eights.rows.float() * eights.scale, want.float() * want_scale) < 1e-2
+    assert eights.rows[1].float().abs().sum() == 0  # a token of zeros stays one
+
+
+def test_which_streams_are_covered():
+    x = draw(2, 3, 48, dtype=BFLOAT16)
+    assert not sampling_ops.covers_norm(x)
+    with torch.inference_mode():
+        assert sampling_ops.covers_norm(x)
+        assert not sampling_ops.covers_norm(x[..., :40])
+        assert not sampling_ops.covers_norm(x.double())
+
+
+def test_norms_of_a_block_in_eight_bits(monkeypatch):
+    """A block of 8-bit layers with norms that round for them, against the same without kernels."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(torch, "_scaled_mm", product)
+    monkeypatch.setattr(fp8, "check_fp8", lambda device: None)
+    network = DiT(input_size=8, hidden_size=64, depth=2, num_heads=2, num_classes=4, context_tokens=4)
+    for parameter in network.parameters():
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    network.to(DEVICE, BFLOAT16)
+    assert fp8.use_fp8(network) == 10
+    noise, labels = network.sample_noise(2), torch.tensor([1, 3], device=DEVICE)
+    called, real = [], dit.norm_in_eight_bits
+    monkeypatch.setattr(dit, "norm_in_eight_bits", lambda *a: (called.append(a[1] is None), real(*a))[1])
+    with torch.inference_mode():
+        got = network(noise, labels, 1.0)
+        assert called == [True, False] * 2
+        with dispatch.without_kernels():
+            want = network(noise, labels, 1.0)
+        assert len(called) == 4
+        assert error(got, want) < 0.03
+        compiled = torch.compile(network, fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(noise, labels, 1.0), got)
+        seen = []
+        network.blocks[0].attention.register_forward_pre_hook(lambda _, given: seen.append(type(given[0])))
+        network(noise, labels, 1.0)
+        assert seen == [torch.Tensor]
+
+
+def product(rows, weight, scale, weight_scale, *, bias, out_dtype, use_fast_accum):
+    return ((rows.float() * scale) @ (weight.float() * weight_scale) + bias.float()).to(out_dtype)
+
+
+def test_silu():
+    both = torch.linspace(-100, 100, 512, device=DEVICE).to(BFLOAT16).repeat(4, 1)
+    both[:, 256:] = draw(4, 256, dtype=BFLOAT16)
+    both[2:, :256] = draw(2, 256, dtype=BFLOAT16, scale=2)
+    eights, scales = sampling_ops.swiglu_in_eight_bits(both)
+    gate, value = both.chunk(2, dim=1)
+    want, want_scales = quantize(F.silu(gate) * value)
+    # Another last digit may fall on the other side of a rounding edge.
+    torch.testing.assert_close(scales, want_scales, rtol=2**-7, atol=0)
+    assert (eights.float() != want.float()).double().mean() < 1e-2
+    assert error(eights.float() * scales, want.float() * want_scales) < 1e-2
+
+
+def test_a_layer_in_eight_bits(monkeypatch):
+    monkeypatch.setattr(torch, "_scaled_mm", product)
+    layer = Fp8SwiGLU(SwiGLU(32, 48).to(DEVICE))
+    used = []
+    real = sampling_ops.swiglu_in_eight_bits
+    monkeypatch.setattr(fp8, "swiglu_in_eight_bits", lambda both: (used.append(both.shape), real(both))[1])
+    for dtype in (torch.float32, BFLOAT16):
+        x = draw(2, 5, 32, dtype=dtype, scale=3)
+        with torch.inference_mode():
+            got = layer(x)
+            assert used.pop() == (10, 96)
+            with dispatch.without_kernels():
+                want = layer(x)
+        assert not used
+        assert got.dtype == dtype
+        assert got.shape == x.shape
+        assert error(got, want) < 1e-2

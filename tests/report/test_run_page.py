@@ -1,0 +1,242 @@
+import io
+import json
+import math
+import re
+
+import pytest
+from PIL import Image
+from rich.console import Console
+
+import driftgen as dg
+from driftgen.report.run_page import read_metrics, write_report
+from driftgen.report.terminal import LiveView, sparkline
+
+TEMPERATURES = [0.02, 0.05, 0.2]
+HEADER = {"header": {"task": "train", "temperatures": TEMPERATURES}}
+
+
+def train_row(step):
+    return {
+        "step": step,
+        "seconds": 0.5 * step,
+        "samples_per_second": 512.0,
+        "memory_gib": 1.25,
+        "loss": 6.5,
+        "learning_rate": 2e-4,
+        "gradient_norm": 3.1,
+        "alpha": 1.8,
+        "drift": [0.01, 0.02 + 1 / step, 0.03],
+        "drift_groups": {"global": [0.01, 0.02, 0.03], "layer1": [0.02, 0.03, 0.04]},
+        "scale": {"global": 1.2},
+        "spread": 0.93,
+        "diversity": 0.9,
+        "skipped": 0,
+    }
+
+
+def pretrain_row(step):
+    keys = ("step", "seconds", "samples_per_second", "memory_gib", "loss", "learning_rate", "gradient_norm")
+    row = {k: v for k, v in train_row(step).items() if k in keys}
+    return row | {"reconstruction": 1 / step, "classification": None, "accuracy": None, "skipped": 0}
+
+
+def write_run(folder, rows, header=HEADER, samples=(), **files):
+    (folder / "samples").mkdir(parents=True)
+    lines = [json.dumps(r) for r in ([header] if header else []) + rows]
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    for i, step in enumerate(samples):
+        Image.new("L", (66, 34), 20 * i).save(folder / "samples" / f"step-{step:07d}.png")
+    for name, text in files.items():
+        (folder / name.replace("_", ".")).write_text(text)
+    return folder
+
+
+def curves(html):
+    section = html.partition("<h2>Curves</h2>")[2].partition("</section>")[0]
+    return re.findall(r"<figcaption><b>(.*?)</b>", section)
+
+
+# --- metrics.jsonl --------------------------------------------------------------------------------------
+
+
+def test_read_metrics(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [HEADER, {"step": 10, "loss": 1.0}, {"step": 20, "loss": 2.0}, {"step": 30, "loss": 3.0}]
+    lines += [{"step": 20, "loss": 5.0}]  # a resumed run
+    path.write_text("\n".join(map(json.dumps, lines)) + '\n[1]\n{"step": 40, "lo')
+    header, rows = read_metrics(path)
+    assert header == HEADER["header"]
+    assert [(r["step"], r["loss"]) for r in rows] == [(10, 1.0), (20, 5.0), (30, 3.0)]
+    path.write_bytes(path.read_bytes() + b"\xff\x00")
+    assert read_metrics(path)[1] == rows
+    assert read_metrics(tmp_path / "none") == ({}, [])
+
+
+# --- the page -------------------------------------------------------------------------------------------
+
+
+def test_a_whole_run(tmp_path):
+    evaluation = {
+        "figures": {"recognised <as> their class": 0.99213, "samples": 2000},
+        "network_calls_per_image": 1,
+        "milliseconds_per_image": 0.4123,
+    }
+    rows = [train_row(s) for s in range(10, 500, 10)]
+    for row in rows[5:]:
+        row["warnings"] = ["collapsed: <b>"]
+    folder = write_run(
+        tmp_path / "run&1",
+        rows,
+        samples=range(0, 1000, 100),
+        config_yaml="about: <script>",
+        evaluation_json=json.dumps(evaluation),
+    )
+    page = write_report(folder, extra_html='<section id="toy">toy</section>')
+    assert page == folder / "report.html"
+    html = page.read_text()
+    assert "<title>Run run&amp;1</title>" in html
+    assert 'name="viewport"' in html
+    assert curves(html) == [
+        "Raw drift per temperature",
+        "Raw drift per feature group",
+        "Spread and within-class diversity",
+        "Gradient norm",
+        "Learning rate",
+        "Samples per second",
+        "Loss",
+    ]
+    assert "Flat by design" in html
+    assert re.findall(r"<figcaption>step ([\d,]+)</figcaption>", html) == [
+        "0",
+        "200",
+        "400",
+        "500",
+        "700",
+        "900",
+    ]
+    assert "<h2>Samples at step 900</h2>" in html
+    assert html.count("data:image/png;base64,") == 7 + 6 + 1
+    assert not re.search(r"(src|href)=\"(?!data:)", html)  # nothing is fetched from anywhere
+    assert "One network call per image, 0.4123 milliseconds." in html
+    assert "<td>recognised &lt;as&gt; their class</td><td>0.9921</td>" in html
+    assert html.count("step 60: collapsed: &lt;b&gt;") == html.count("collapsed") == 1
+    assert "about: &lt;script&gt;" in html
+    assert '<section id="toy">' in html
+    assert not list(folder.glob("*partial*"))
+
+
+def test_pretraining(tmp_path):
+    rows = [pretrain_row(s) for s in range(10, 100, 10)]
+    rows += [pretrain_row(100) | {"classification": 2.0, "accuracy": 0.5}]
+    html = write_report(write_run(tmp_path / "mae", rows, {"header": {"task": "pretrain"}})).read_text()
+    assert "a masked autoencoder" in html
+    assert curves(html)[:3] == ["Reconstruction error", "Classification loss", "Accuracy of the classifier"]
+    assert "Flat by design" not in html
+
+
+def test_little_or_damaged_material(tmp_path):
+    assert "No step is on record yet" in write_report(_empty(tmp_path / "empty")).read_text()
+    html = write_report(write_run(tmp_path / "one", [train_row(10)], header=None, samples=[10])).read_text()
+    assert "Raw drift per temperature" in curves(html)
+    assert "How samples came about" not in html
+    odd = [train_row(10), {"step": 20, "loss": math.nan, "drift": [], "spread": None}, {"step": 30}]
+    folder = write_run(tmp_path / "odd", odd, samples=[10, 20], evaluation_json='{"figures": [1]}')
+    last = folder / "samples" / "step-0000020.png"
+    last.write_bytes(last.read_bytes()[:40])
+    html = write_report(folder).read_text()
+    assert "<figcaption>step 10</figcaption>" in html
+    assert "<figcaption>step 20</figcaption>" not in html
+    assert "<h2>Samples at step 10</h2>" in html
+    assert "<h2>Evaluation</h2>" not in html
+    with pytest.raises(dg.InputError, match="is no folder: name that of a run"):
+        write_report(tmp_path / "nowhere")
+
+
+def _empty(folder):
+    folder.mkdir()
+    return folder
+
+
+# --- the terminal ---------------------------------------------------------------------------------------
+
+
+def terminal(width=80):
+    return Console(width=width, file=io.StringIO(), force_terminal=True, record=True, color_system=None)
+
+
+def test_the_view_fits_80_columns():
+    console = terminal()
+    view = LiveView("runs/digits", 1000, TEMPERATURES, console=console)
+    for step in range(10, 510, 10):
+        view.update(train_row(step))
+    view.warn("collapsed: " + "the samples of a class are nearly alike " * 4)
+    console.file.truncate(0)
+    console.print(view.render())
+    text = console.export_text()
+    shown = text[text.rindex("runs/digits") :]
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "…" not in shown
+    for piece in ("500/1000", "4:10 left", "512 samples/s", "1.25 GiB", "learning rate 0.0002"):
+        assert piece in shown
+    assert re.search(r"raw drift τ=0.05 +0.022 █[▁▂▃▄▅▆▇█]+▁", shown)
+    assert re.search(r"diversity +0.9 .*data: 1", shown)
+    assert re.search(r"loss +6.5 .*flat by design", shown)
+    assert re.search(r"guidance α +1.8 ", shown)
+    assert "! step 500: collapsed: the samples" in shown
+
+
+def test_a_terminal_is_redrawn_and_left_in_order():
+    console = terminal()
+    with LiveView("mae", 100, console=console) as view:
+        view.update(pretrain_row(10))
+        view.say("saved [bold]step[/bold] 10")
+    text = console.file.getvalue()
+    assert "\x1b[?25l" in text  # the cursor is hidden ...
+    assert text.rindex("\x1b[?25h") > text.rindex("reconstruction")  # ... and shown again
+    assert "saved [bold]step[/bold] 10" in text
+
+
+def test_plain_lines_where_nobody_watches():
+    console = Console(file=io.StringIO(), width=40)
+    with LiveView("digits", 1000, TEMPERATURES, every=3, console=console) as view:
+        for step in range(1, 6):
+            view.update(train_row(step))
+        view.warn("collapsed: [red] " + "long " * 30)
+    lines = console.file.getvalue().splitlines()
+    assert [line.split(",")[0] for line in lines] == [
+        "step 1/1000",
+        "step 4/1000",
+        "warning",
+        "step 5/1000",
+    ]
+    assert "drift 0.01 0.27 0.03" in lines[1]
+    assert "8:18 left" in lines[1]
+    assert not re.search(r"[\x00-\x08\x0b-\x1f]", console.file.getvalue())
+
+
+def test_rows_with_holes():
+    console = terminal()
+    view = LiveView("x", 10, console=console)
+    console.print(view.render())
+    for row in ({"step": 1}, {"step": 2, "loss": math.nan, "drift": [math.inf]}, {"step": 3, "spread": None}):
+        view.update(row)
+        console.print(view.render())
+        assert view.line()
+
+
+def test_long_runs_keep_their_whole_trend():
+    view = LiveView("x", 10**5, console=Console(file=io.StringIO()), every=10**6)
+    for step in range(1, 5001):
+        view.update({"step": step, "loss": float(step)})
+    kept = view._past["loss"]
+    assert len(kept) <= 400
+    assert kept[0] == 1
+    assert kept[-1] > 4900
+
+
+def test_sparkline():
+    assert sparkline([]) == ""
+    assert sparkline([1.0, 1.001]) == "▄▄"
+    assert sparkline([1, 10, 100]) == "▁▅█"  # even on a log scale
+    assert sparkline([-1, 0, 1]) == "▁▅█"
+    assert len(sparkline(list(range(1, 1000)))) == 20

@@ -1,0 +1,10 @@
+"""Relative errors for the tests of kernels."""
+
+import numpy as np
+import torch
+
+
+def error(found, exact):
+    found, exact = (np.asarray(torch.as_tensor(t).detach().double().cpu()) for t in (found, exact))
+    assert found.shape == exact.shape
+    return np.linalg.norm(found - exact) / np.linalg.norm(exact)

@@ -1,0 +1,80 @@
+"""The golden training step and small steps."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import driftgen as dg
+from driftgen.features import FeatureStack, ResNetMAE
+from driftgen.generators import DiT, Noise
+from driftgen.interop.mae_names import official_mae_names
+from driftgen.training.step import Drawn, DriftStep
+from tests.support.mae_weights import recipe, to_ours
+
+DATA = Path(__file__).parents[1] / "data"
+GOLDEN = np.load(DATA / "06_train_step.npz")
+CASE = json.loads((DATA / "06_train_step.json").read_text())["cases"]["small8"]
+
+
+def golden(name):
+    return torch.tensor(GOLDEN[f"small8/{name}"])
+
+
+def images(name):
+    value = golden(name)
+    return value.movedim(-1, -3).contiguous()
+
+
+def golden_step(**options):
+    generator = dg.load_official(DATA / "artifacts" / "ditgen_A_full")
+    mae = ResNetMAE(4, 64, blocks=(2, 2, 2, 2), decoder=False)
+    names = official_mae_names(CASE["mae_config"], encoder_only=True)
+    mae.load_state_dict({o: to_ours(recipe(p, CASE["mae_param_shapes"][p])) for p, o in names.items()})
+    loss = dg.DriftingLoss(CASE["R_list"])
+    step = DriftStep(generator, FeatureStack([mae]), loss, generated=CASE["gen_per_label"], **options)
+    return generator, step
+
+
+def golden_drawn(noise="x", alpha="cfg", style="noise_labels"):
+    return Drawn(
+        golden("labels").long(),
+        golden(alpha),
+        Noise(images(noise), golden(style).long()),
+        images("pos"),
+        images("neg"),
+    )
+
+
+def relative(got, want):
+    got, want = (torch.as_tensor(v).double() for v in (got, want))
+    return ((got - want).norm() / want.norm()).item()
+
+
+def small(**options):
+    torch.manual_seed(0)
+    net = DiT(
+        input_size=8, in_channels=3, hidden_size=32, depth=1, num_heads=2, num_classes=6, style_codebooks=2
+    )
+    for p in net.parameters():
+        p.data += 0.05 * torch.randn_like(p)
+    # Not narrower: with one channel in a group, means are constants and their drift is rounding noise.
+    mae = ResNetMAE(3, 64, blocks=(1, 1), decoder=False)
+    loss = dg.DriftingLoss()
+    return net, DriftStep(net, FeatureStack([mae]), loss, generated=4, **options)
+
+
+def small_drawn(net, seed=0, classes=6, unconditional=3):
+    r = torch.Generator().manual_seed(seed)
+    return Drawn(
+        torch.arange(classes),
+        1 + 2 * torch.rand(classes, generator=r),
+        net.sample_noise(4 * classes, r),
+        torch.randn(classes, 5, 3, 8, 8, generator=r),
+        torch.randn(classes, unconditional, 3, 8, 8, generator=r),
+    )
+
+
+def gradients(net):
+    return torch.cat([p.grad.flatten() for p in net.parameters()])

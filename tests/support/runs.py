@@ -1,0 +1,46 @@
+"""Small training runs and a view that shows nothing."""
+
+from driftgen.training.checkpoint import Checkpoints
+from driftgen.training.distributed import Processes
+from driftgen.training.recipes import load_recipe
+from driftgen.training.trainer import train
+
+SMALL = [
+    "batch.classes=4",
+    "batch.generated=8",
+    "batch.positives=8",
+    "batch.unconditional=4",
+    "generator.options={hidden_size: 32, depth: 1, style_codebooks: 2}",
+    "output.metrics_every=5",
+    "output.samples_every=1000",
+    "output.checkpoint_every=10",
+    "optim.warmup=5",
+]
+
+
+class Silent:
+    def __init__(self):
+        self.said, self.rows = [], []
+
+    def update(self, row):
+        self.rows.append(row)
+
+    def say(self, text):
+        self.said.append(text)
+
+    warn = say
+
+
+def config(*changes):
+    return load_recipe("digits", [*SMALL, *changes], "train")
+
+
+def run(folder, *changes, **options):
+    view = Silent()
+    done = train(config(*changes), folder, Processes.start("cpu"), view, name="digits", **options)
+    return done, view
+
+
+def final(folder):
+    found = Checkpoints(folder / "checkpoints").load()
+    return {k: v.clone() for k, v in found.tensors.items() if not k.startswith("random")}

@@ -1,0 +1,26 @@
+"""Which runs record their steps. What a recording gives is tested on a GPU, in test_cuda_training.py."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from driftgen.training.graphed_step import can_record
+from tests.support.runs import config
+
+
+@pytest.mark.parametrize(
+    ("changes", "device", "group", "expected"),
+    [
+        ([], "cuda", None, True),
+        (["compile=true"], "cuda", None, True),
+        (["cuda_graph=false"], "cuda", None, False),
+        (["batch.micro=2"], "cuda", None, False),
+        (["checkpoint_blocks=true"], "cuda", None, False),
+        ([], "cuda", object(), False),
+        ([], "cpu", None, False),
+    ],
+)
+def test_which_runs_record(changes, device, group, expected):
+    processes = SimpleNamespace(device=torch.device(device), group=group)
+    assert can_record(config(*changes), processes) is expected

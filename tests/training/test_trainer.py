@@ -1,0 +1,256 @@
+"""Runs as a person meets them: started, killed, resumed, shared by two processes, broken."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import driftgen as dg
+from driftgen.errors import InputError
+from driftgen.report.run_page import write_report
+from driftgen.training.checkpoint import Checkpoints
+from driftgen.training.distributed import Processes
+from driftgen.training.loop import Loop
+from driftgen.training.recipes import load_recipe
+from tests.support.runs import SMALL, Silent, config, final, run
+
+
+def command(folder, *changes):
+    sets = [word for change in (*SMALL, *changes) for word in ("--set", change)]
+    return [
+        sys.executable,
+        "-m",
+        "driftgen",
+        "train",
+        "digits",
+        "--device",
+        "cpu",
+        "--out",
+        str(folder),
+        *sets,
+    ]
+
+
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29517"]
+# As many threads as this process has: sums are split between threads, so their last digit depends on them.
+ENV = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+
+
+def test_a_run_leaves_a_model_that_samples(tmp_path):
+    changes = ["optim.steps=20", "output.samples_every=10", "ema=[0.9, 0.99]"]
+    done, view = run(tmp_path / "r", *changes, report=write_report)
+    assert done
+    names = {p.name for p in (tmp_path / "r").iterdir()}
+    assert names >= {
+        "config.yaml",
+        "metrics.jsonl",
+        "samples",
+        "checkpoints",
+        "model",
+        "model-ema-0.99",
+        "report.html",
+    }
+    assert [p.name for p in sorted((tmp_path / "r" / "samples").iterdir())] == [
+        "step-0000010.png",
+        "step-0000020.png",
+    ]
+    images = dg.DriftPipeline.from_pretrained(tmp_path / "r")([3, 5], seed=0)
+    assert images[0].size == (8, 8)
+    header, *rows = map(json.loads, (tmp_path / "r" / "metrics.jsonl").read_text().splitlines())
+    assert header["header"]["task"] == "train"
+    assert [row["step"] for row in rows] == [5, 10, 15, 20]
+    assert len(rows[0]["drift"]) == len(config().loss.temperatures)
+    assert rows[0].keys() >= {"loss", "gradient_norm", "alpha", "spread", "diversity", "samples_per_second"}
+    again, view = run(tmp_path / "r", *changes)
+    assert again
+    assert view.said[0] == "resumed after step 20"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [],
+        ["queue.kind=queue", "queue.class_size=12", "queue.global_size=30", "queue.push=9"],
+        ["batch.micro=2", "batch.mode=previous"],
+    ],
+    ids=["index", "queue", "previous"],
+)
+def test_resume_is_exact_to_the_bit(tmp_path, changes):
+    """20 steps in one go, and 10, a kill -9 in another process, and 10 more."""
+    run(tmp_path / "straight", "optim.steps=20", *changes)
+    process = subprocess.Popen(
+        command(tmp_path / "killed", "optim.steps=20", "output.metrics_every=1", *changes),
+        stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=ENV,
+    )  # fmt: skip
+    wanted = tmp_path / "killed" / "checkpoints" / "step-00000010"
+    while not wanted.is_dir():
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.kill()
+    process.wait()
+    at = Checkpoints(tmp_path / "killed" / "checkpoints").load().step
+    assert at in (10, 20)
+    run(tmp_path / "killed", "optim.steps=20", "output.metrics_every=1", *changes)
+    straight, killed = final(tmp_path / "straight"), final(tmp_path / "killed")
+    assert straight.keys() == killed.keys()
+    assert all(torch.equal(straight[k], killed[k]) for k in straight)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
+    folder = tmp_path / "r"
+    process = subprocess.Popen(
+        command(folder, "optim.steps=100000", "output.metrics_every=1", "output.checkpoint_every=100000"),
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENV,
+    )  # fmt: skip
+    while (
+        not (folder / "metrics.jsonl").is_file()
+        or len((folder / "metrics.jsonl").read_text().splitlines()) < 4
+    ):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr
+    assert "the same command goes on from there" in " ".join(stderr.split())
+    step = Checkpoints(folder / "checkpoints").load().step
+    assert step >= 3
+    assert (folder / "model" / "config.json").is_file()
+
+
+def test_two_processes_train_as_one(tmp_path):
+    changes = ["optim.steps=20", "output.metrics_every=1"]
+    run(tmp_path / "one", *changes)
+    words = command(tmp_path / "two", *changes)[1:]
+    done = subprocess.run(
+        [sys.executable, *TORCHRUN, *words],
+        capture_output=True, text=True, env=ENV, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+
+    def losses(folder):
+        rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()[1:])
+        return torch.tensor([[row["loss"], row["gradient_norm"]] for row in rows], dtype=torch.float64)
+
+    one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
+    assert one.shape == two.shape == (20, 2)
+    assert ((one - two).abs() / one).max() < 1e-4
+
+
+def test_reports_are_written_now_and_then_and_at_the_end_or_not_at_all(tmp_path):
+    told = []
+    run(tmp_path / "told", "optim.steps=12", "output.report_every=5", report=told.append)
+    assert told == 3 * [tmp_path / "told"]
+    run(tmp_path / "untold", "optim.steps=12", "output.report_every=5")
+    assert not (tmp_path / "untold" / "report.html").exists()
+
+
+def test_a_changed_configuration_needs_a_word(tmp_path):
+    run(tmp_path, "optim.steps=5")
+    with pytest.raises(dg.InputError, match=r"another configuration \(optim.lr: .*--override"):
+        run(tmp_path, "optim.steps=5", "optim.lr=0.5")
+    done, view = run(tmp_path, "optim.steps=8", override=True)
+    assert done
+    assert view.said[0] == "resumed after step 5"
+    assert Checkpoints(tmp_path / "checkpoints").load().step == 8
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path):
+    run(tmp_path, "optim.steps=15")
+    path = tmp_path / "checkpoints" / "step-00000015" / "state.safetensors"
+    path.write_bytes(path.read_bytes()[:-7])
+    done, view = run(tmp_path, "optim.steps=15")
+    assert done
+    assert "step-00000015 is damaged" in view.said[0]
+    assert view.said[1] == "resumed after step 10"
+
+
+def test_bad_gradients_are_skipped_and_the_third_in_a_row_stops(tmp_path, monkeypatch):
+    from driftgen.training.trainer import Training
+
+    bad = {3, 7, 8}
+    gradient = Training.gradient
+
+    def poisoned(self, step):
+        loss = gradient(self, step)
+        if step in bad:
+            next(self.generator.parameters()).grad.fill_(float("nan"))
+        return loss
+
+    monkeypatch.setattr(Training, "gradient", poisoned)
+    done, view = run(tmp_path / "a", "optim.steps=12")
+    assert done
+    assert view.rows[-1]["skipped"] == 3
+    assert all(p.isfinite().all() for p in final(tmp_path / "a").values())
+    bad |= {9}
+    with pytest.raises(dg.InputError, match="3 steps in a row, up to step 10"):
+        run(tmp_path / "b", "optim.steps=12")
+    kept = Checkpoints(tmp_path / "b" / "checkpoints").load()
+    assert all(v.isfinite().all() for v in kept.tensors.values() if v.is_floating_point())
+
+
+def test_a_full_disk_stops_with_the_last_good_checkpoint(tmp_path, monkeypatch):
+    save = Checkpoints.save
+
+    def full(self, step, tensors, record):
+        if step > 10:
+            raise dg.InputError("the disk is full")
+        return save(self, step, tensors, record)
+
+    monkeypatch.setattr(Checkpoints, "save", full)
+    with pytest.raises(dg.InputError, match="the disk is full"):
+        run(tmp_path, "optim.steps=30")
+    assert Checkpoints(tmp_path / "checkpoints").load().step == 10
+
+
+def test_parts_that_do_not_fit_leave_nothing_behind(tmp_path):
+    with pytest.raises(dg.InputError, match="generator: option='depht' is not known"):
+        run(tmp_path / "r", "generator.options={depht: 1}")
+    with pytest.raises(dg.InputError, match="does not exist"):
+        run(tmp_path / "r", "encoders=[{path: nowhere}]")
+    assert not (tmp_path / "r").exists()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("mine")
+    with pytest.raises(dg.InputError, match="is not empty and holds no run"):
+        run(tmp_path / "other")
+
+
+def test_micro_batches_train_as_the_whole(tmp_path):
+    run(tmp_path / "a", "optim.steps=5")
+    run(tmp_path / "b", "optim.steps=5", "batch.micro=4")
+    a, b = final(tmp_path / "a"), final(tmp_path / "b")
+    for name, value in a.items():
+        if name.startswith("model/"):
+            torch.testing.assert_close(b[name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "advice"),
+    [
+        (["generator.kind=dit"], "batch.micro=2 (the same step in parts) or checkpoint_blocks=true"),
+        (
+            ["generator.kind=mlp", "batch.micro=2"],
+            "batch.micro=4 (the same step in parts) or batch.mode=prev",
+        ),
+        (["generator.kind=dit", "batch.micro=4", "checkpoint_blocks=true"], "batch.mode=previous"),
+        (["generator.kind=mlp", "batch.micro=4", "batch.mode=previous"], "batch.generated=N with fewer"),
+        (["mae-digits", "micro=2"], "micro=4, the same step in parts"),
+    ],
+)
+def test_too_little_memory_is_told_in_a_line(tmp_path, changes, advice):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+    recipe, *changes = changes if changes[0].startswith("mae") else ["digits", *SMALL, *changes]
+    view, task = Silent(), SimpleNamespace(model=torch.nn.Linear(2, 2), gradient=full)
+    loop = Loop(tmp_path, load_recipe(recipe, changes), task, Processes.start("cpu"), view, finish=print)
+    with pytest.raises(InputError) as caught:
+        loop.run()
+    assert str(caught.value).startswith(f"out of GPU memory after step 0: give --set {advice}")
