@@ -1,4 +1,4 @@
-"""How attention is best built: time of each way by blocks, warps and registers, against ``turned_heads`` and
+"""How attention is best built: time of each way by blocks, warps and registers, against ``qk_norm_rope`` and
 PyTorch's attention.
 
     python -m benchmarks.attention [--batch 512] [--tokens 272] [--heads 12] [--head 64] [--float32]
@@ -25,7 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.results import save
 from driftgen.generators.dit import rope_tables
 from driftgen.ops import attention as ours
-from driftgen.ops.qk_norm_rope import turned_heads
+from driftgen.ops.qk_norm_rope import qk_norm_rope
 
 EVALUATOR = (
     "milliseconds of a call: median of batches of 10 queued ones; errors against PyTorch's attention of the "
@@ -67,7 +67,7 @@ def milliseconds(function: Callable[[], object], repeats: int) -> float:
 
 
 def through_pytorch(*inputs: Any, float32: bool = False) -> Tensor:
-    heads = turned_heads(*inputs)
+    heads = qk_norm_rope(*inputs)
     if float32:
         mixed = F.scaled_dot_product_attention(*(t.float() for t in heads)).to(heads[0].dtype)
     else:

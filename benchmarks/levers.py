@@ -77,11 +77,11 @@ def main() -> None:
     measure("checkpoint_blocks", built)
     del built
     free(device)
-    covers = dit.covers_attention
-    dit.covers_attention = lambda *_: False
+    covers = dit.supports_attention
+    dit.supports_attention = lambda *_: False
     torch.compiler.reset()
     measure("PyTorch's attention", bench.build_step(sizes, device))
-    dit.covers_attention = covers
+    dit.supports_attention = covers
     evaluator = "seconds of a step: median of the repeats after three; queued: a step among others"
     save(args.json, evaluator, {"attention_float32": sizes.attention_float32, "rows": rows})
 

@@ -26,8 +26,8 @@ from driftgen.bench.profiler import Phases, profile_step
 from driftgen.features import ResNetMAE
 from driftgen.model_io import save_model
 from driftgen.training.config import TrainConfig
-from driftgen.training.distributed import Processes
-from driftgen.training.ema import Averages
+from driftgen.training.distributed import Distributed
+from driftgen.training.ema import EMA
 from driftgen.training.optimizer import clip, make_optimizer
 from driftgen.training.recipes import load_recipe
 from driftgen.training.trainer import Training
@@ -65,10 +65,10 @@ def main() -> None:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         config = make_up(Path(folder), args.recipe, args.changes)
-        task = Training(config, Processes.start(str(device)))
+        task = Training(config, Distributed.start(str(device)))
         phases = Phases()
         parameters = list(task.generator.parameters())
-        optimizer, averages = make_optimizer(parameters, config.optim), Averages(task.generator, config.ema)
+        optimizer, averages = make_optimizer(parameters, config.optim), EMA(task.generator, config.ema)
         seconds, losses = [time.perf_counter() - start], []
         print(f"built in {seconds[0]:.1f} s", flush=True)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from driftgen.support.atomic_write import written_whole
+from driftgen.support.atomic_write import atomic_write
 from driftgen.support.provenance import provenance
 
 __all__ = ["save"]
@@ -28,5 +28,5 @@ def save(path: Path | None, evaluator: str, found: Mapping[str, Any]) -> None:
     command = shlex.join(["python", "-m", f"benchmarks.{Path(program).stem}", *options])
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     record = {**provenance(command), "gpu": gpu, "evaluator": evaluator, **found}
-    with written_whole(path) as scratch:
+    with atomic_write(path) as scratch:
         scratch.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

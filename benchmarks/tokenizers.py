@@ -25,7 +25,7 @@ from rich.table import Table
 from torch import Tensor
 
 import driftgen
-from driftgen.support.atomic_write import written_whole
+from driftgen.support.atomic_write import atomic_write
 from driftgen.tokenizers import SDVAE, TinyVAE, Tokenizer
 
 
@@ -154,10 +154,10 @@ def main() -> None:
         "figures": figures,
     }
     args.out.mkdir(parents=True, exist_ok=True)
-    with written_whole(args.out / "metrics.json") as scratch:
+    with atomic_write(args.out / "metrics.json") as scratch:
         scratch.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     chosen = torch.linspace(0, len(images) - 1, min(12, len(images))).round().long()
-    with written_whole(args.out / "reconstructions.png") as scratch:
+    with atomic_write(args.out / "reconstructions.png") as scratch:
         strip(images[chosen], decoded[chosen]).save(scratch)
 
 

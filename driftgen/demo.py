@@ -16,11 +16,11 @@ from driftgen.pipeline import DriftPipeline
 from driftgen.report.page import Section, section_html
 from driftgen.report.run_page import write_report
 from driftgen.report.toy_files import title_of, write_evolution
-from driftgen.support.atomic_write import written_whole
+from driftgen.support.atomic_write import atomic_write
 from driftgen.support.progress import drawing, track
 from driftgen.support.provenance import provenance
 from driftgen.training.config import TrainConfig
-from driftgen.training.distributed import Processes
+from driftgen.training.distributed import Distributed
 from driftgen.training.loop import View
 from driftgen.training.recipes import load_recipe
 from driftgen.training.toy_study import ToyConfig, evolve
@@ -51,7 +51,7 @@ def run_demo(
     A demonstration that was stopped, or is complete already, is gone on with.
     """
     config = demo_config(seed, changes)
-    if not train(config, out, Processes.start("cpu"), view, name="digits", report=write_report):
+    if not train(config, out, Distributed.start("cpu"), view, name="digits", report=write_report):
         return None
     figures = evaluate_run(out, seed)
     return write_report(out, _toy(out / "toy", seed, toy_steps)), figures
@@ -82,7 +82,7 @@ def evaluate_run(folder: Path, seed: int = 0) -> dict[str, float]:
         "figures": figures,
         "bars": BARS,
     }
-    with written_whole(folder / "evaluation.json") as scratch:
+    with atomic_write(folder / "evaluation.json") as scratch:
         scratch.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return figures
 

@@ -22,8 +22,8 @@ from driftgen.features.resnet_mae import ResNetMAE
 from driftgen.generators.dit import DiT
 from driftgen.generators.image_mlp import ImageMLP
 from driftgen.generators.unet import UNet2D
-from driftgen.support.atomic_write import written_whole
-from driftgen.support.meta_init import without_numbers
+from driftgen.support.atomic_write import atomic_write
+from driftgen.support.meta_init import on_meta_device
 
 __all__ = ["CONFIG", "WEIGHTS", "SavedConfig", "load_model", "read_config", "save_model"]
 
@@ -103,11 +103,11 @@ def save_model(model: nn.Module, folder: str | Path, **facts: Any) -> Path:
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     tensors = {key: value.contiguous() for key, value in model.state_dict().items()}
-    with written_whole(place / WEIGHTS) as scratch:
+    with atomic_write(place / WEIGHTS) as scratch:
         save_file(tensors, scratch, metadata={"format": "pt"})
-    with written_whole(place / CARD) as scratch:
+    with atomic_write(place / CARD) as scratch:
         scratch.write_text(_card(config, model), encoding="utf-8")
-    with written_whole(place / CONFIG) as scratch:
+    with atomic_write(place / CONFIG) as scratch:
         scratch.write_text(json.dumps(config.model_dump(), indent=2) + "\n", encoding="utf-8")
     return place
 
@@ -118,7 +118,7 @@ def load_model(folder: str | Path) -> nn.Module:
     config = read_config(place)
     architecture = ARCHITECTURES[config.architecture]
     try:
-        with without_numbers():
+        with on_meta_device():
             model = architecture.build(config.options)
     except (InputError, TypeError) as error:
         raise InputError(f"{place / CONFIG}: options do not fit {config.architecture}: {error}") from None

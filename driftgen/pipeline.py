@@ -21,7 +21,7 @@ from driftgen.interop import hub
 from driftgen.interop.convert import load_any
 from driftgen.model_io import CONFIG, save_model
 from driftgen.ops.compile import compile_parts
-from driftgen.ops.cuda_graphs import Graphed, check_compiler, fixed_sizes
+from driftgen.ops.cuda_graphs import GraphedFunction, check_compiler, static_shapes
 from driftgen.support.images import to_pil, to_uint8
 from driftgen.tokenizers import SDVAE, Identity, Tokenizer, build_tokenizer
 
@@ -76,7 +76,7 @@ class DriftPipeline:
         self.evaluated = 0  # samples that the generator has been called for
         self.official: dict[str, Any] | None = None  # what the authors' artifact said of itself
         self._compiled: Callable[..., Tensor] | None = None
-        self._graphed: Graphed | None = None
+        self._graphed: GraphedFunction | None = None
         config = getattr(generator, "config", None)
         self.num_classes: int | None = getattr(config, "num_classes", None)
         self.channels: int | None = getattr(config, "in_channels", None)
@@ -161,7 +161,7 @@ class DriftPipeline:
         except RuntimeError as error:
             raise _not_compiled(error) from None
         self._compiled = functools.partial(_evaluate, self.generator)
-        self._graphed = Graphed(self._compiled) if graphs else None
+        self._graphed = GraphedFunction(self._compiled) if graphs else None
         return self
 
     @property
@@ -348,7 +348,7 @@ def find_model(source: str) -> Path:
 
 
 def _evaluate(generator: Generator, gaussian: Tensor, style: Tensor, labels: Tensor, alpha: Tensor) -> Tensor:
-    with fixed_sizes():
+    with static_shapes():
         return generator(Noise(gaussian, style), labels, alpha).float()
 
 

@@ -13,7 +13,7 @@ from driftgen.bench.sampling_bench import MODES, fp8_errors
 from driftgen.errors import InputError
 from driftgen.generators import DiT, Noise, UNet2D
 from driftgen.generators.fp8 import Fp8Linear, check_fp8, has_fp8, quantize
-from driftgen.ops.cuda_graphs import Graphed
+from driftgen.ops.cuda_graphs import GraphedFunction
 from tests.support.pipelines import lively
 
 pytestmark = pytest.mark.cuda
@@ -56,14 +56,14 @@ def called(network):
 @pytest.mark.parametrize("make", [dit, lambda: lively(UNet2D.preset("32px")).cuda().eval()])
 def test_replays_are_the_eager_call_bit_for_bit(make, dtype):
     network = make().to(dtype)
-    graphed = Graphed(called(network))
+    graphed = GraphedFunction(called(network))
     kept = []
     for n, seed in [(3, 0), (3, 1), (1, 2), (4, 3), (3, 4), (1, 5)]:
         given = inputs(network, n, seed)
         with torch.inference_mode():
             want = called(network)(*given)
         kept.append((graphed(*given), want))
-    assert len(graphed.recorded) == 3
+    assert len(graphed.captured) == 3
     for got, want in kept:  # after all calls: a result is not written to again
         assert torch.equal(got, want)
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
@@ -71,7 +71,7 @@ def test_replays_are_the_eager_call_bit_for_bit(make, dtype):
 
 def test_memory_of_recordings_is_bounded():
     network = dit(input_size=32, hidden_size=384, num_heads=6).bfloat16()
-    graphed = Graphed(called(network), most=4)
+    graphed = GraphedFunction(called(network), most=4)
     with torch.inference_mode():
         called(network)(*inputs(network, 2))
 
@@ -86,7 +86,7 @@ def test_memory_of_recordings_is_bounded():
     assert first > 2**26
     for n in (64, 96, 112, 120, 124, 126):
         graphed(*inputs(network, n))
-    assert len(graphed.recorded) == 4
+    assert len(graphed.captured) == 4
     assert reserved() - held < 1.4 * first  # one after the other in the same place
     graphed.forget()
     assert reserved() - held < 0.5 * first
@@ -107,7 +107,7 @@ def test_images_of_a_seed():
         assert error(pipe(1, num_images=n, seed=3, output="latent"), whole[:n]) < 0.02
     pipe.batch_size = 2
     assert error(pipe(1, num_images=9, seed=3, output="latent"), whole) < 0.02
-    assert len(pipe._graphed.recorded) == 3
+    assert len(pipe._graphed.captured) == 3
     other = pipe(1, num_images=9, seed=4, output="latent")
     assert error(other, whole) > 0.1
     # The same kernels, launched one by one.
@@ -126,7 +126,7 @@ def test_a_compiled_pipeline_moves():
     pipe = dg.DriftPipeline(network.bfloat16()).compile()
     assert error(pipe([0, 1], seed=0, output="latent"), want) < 0.03
     pipe.to(dtype=torch.float32)
-    assert not pipe._graphed.recorded
+    assert not pipe._graphed.captured
     assert error(pipe([0, 1], seed=0, output="latent"), want) < 0.01  # of weights that were rounded
 
 
@@ -165,7 +165,7 @@ def test_a_pipeline_in_eight_bits(eight_bits, tmp_path):
     assert error(fast, want) < 0.06
     assert error(fast, eager) < 0.03  # less is rounded on the way where kernels are joined
     assert error(pipe(1, seed=0, output="latent"), fast[:1]) < 0.03
-    assert len(pipe._graphed.recorded) == 2
+    assert len(pipe._graphed.captured) == 2
 
 
 def test_benchmark(eight_bits, here, tmp_path):

@@ -8,7 +8,7 @@ import torch
 import driftgen as dg
 from driftgen import pipeline
 from driftgen.ops import cuda_graphs as graphs
-from driftgen.ops.cuda_graphs import Graphed, Recorded
+from driftgen.ops.cuda_graphs import CapturedGraph, GraphedFunction
 from tests.support.artifacts import PIXEL
 from tests.support.helpers import fails
 from tests.support.pipelines import Own, small
@@ -138,17 +138,17 @@ def test_sample(here, tmp_path):
     assert not (tmp_path / "eight").exists()
 
 
-class Replayed(Graphed):
+class Replayed(GraphedFunction):
     """Recordings without a GPU: a replay computes from the inputs that were copied."""
 
     def _record(self, inputs):
-        while len(self.recorded) >= self.most:
-            del self.recorded[next(iter(self.recorded))]
+        while len(self.captured) >= self.most:
+            del self.captured[next(iter(self.captured))]
         static = [x.clone() for x in inputs]
         output = self.function(*static)
         self.made = [*getattr(self, "made", []), len(inputs[0])]
         graph = SimpleNamespace(replay=lambda: output.copy_(self.function(*static)))
-        return Recorded(graph, static, output)
+        return CapturedGraph(graph, static, output)
 
 
 def test_recordings_used_last_are_kept():
@@ -159,10 +159,10 @@ def test_recordings_used_last_are_kept():
         results[n] = double(x), 2 * x
     assert all(torch.equal(*pair) for pair in results.values())  # no later call wrote to them
     assert double.made == [1, 2, 3, 2]
-    assert len(double.recorded) == 2
+    assert len(double.captured) == 2
     assert double(torch.ones(2, dtype=torch.int64)).tolist() == [2, 2]  # another type is another recording
     double.forget()
-    assert not double.recorded
+    assert not double.captured
 
 
 def test_a_compiler_is_looked_for(monkeypatch):

@@ -12,7 +12,7 @@ import torch
 
 from driftgen.bench.memory import Meter
 from driftgen.errors import InputError
-from driftgen.training.distributed import Processes
+from driftgen.training.distributed import Distributed
 
 __all__ = ["Timing", "find_device", "free", "timed"]
 
@@ -131,7 +131,7 @@ def free(device: torch.device) -> None:
 
 def find_device(name: str | None) -> torch.device:
     """The device to measure on; the best there is if None."""
-    device = Processes.start(name).device
+    device = Distributed.start(name).device
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"device={name}: benchmarks know cpu and cuda")
     if device.type == "cuda":

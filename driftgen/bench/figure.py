@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from driftgen.bench.scaling_bench import Curve
 from driftgen.report.figures import DATA_COLOUR, GENERATED_COLOUR, STYLE
-from driftgen.support.atomic_write import written_whole
+from driftgen.support.atomic_write import atomic_write
 
 if TYPE_CHECKING:  # matplotlib takes a second to import
     from matplotlib.axes import Axes
@@ -40,7 +40,7 @@ def draw_growth(curves: Sequence[Curve], path: Path, title: str) -> None:
         lines.append(Line2D([], [], color="#777777", linestyle="--", label="fitted power"))
         figure.legend(handles=lines, loc="outside lower center", ncols=3)
         figure.suptitle(title, x=0.01, ha="left", fontsize=15, fontweight="bold")
-        with written_whole(path) as scratch:
+        with atomic_write(path) as scratch:
             figure.savefig(scratch, dpi=110, facecolor="white")
 
 

@@ -14,10 +14,10 @@ from driftgen.bench.clock import Timing, free, timed
 from driftgen.bench.memory import count_bytes
 from driftgen.bench.record import Row, least_time
 from driftgen.drift.batching import as_features, buckets_by_width
-from driftgen.drift.fused import covers
+from driftgen.drift.fused import supports_fused
 from driftgen.drift.loss import DriftingLoss
 from driftgen.errors import InputError
-from driftgen.ops.cuda_graphs import record
+from driftgen.ops.cuda_graphs import capture
 from driftgen.ops.dispatch import without_kernels
 
 __all__ = ["Case", "default_cases", "loss_operations", "measure_loss", "paper_features"]
@@ -127,7 +127,7 @@ def measure_loss(case: Case, dtype: torch.dtype, device: torch.device, repeats: 
     if case.negatives == 0:
         sets.pop()
     loss = DriftingLoss(TEMPERATURES)
-    kernels = covers(loss.settings, buckets_by_width(*as_features(*sets, *[None] * (3 - len(sets)))))
+    kernels = supports_fused(loss.settings, buckets_by_width(*as_features(*sets, *[None] * (3 - len(sets)))))
 
     def run(value_of: Callable[..., Tensor]) -> Timing | None:
         def step() -> None:
@@ -184,7 +184,7 @@ def _recorded(step: Callable[[], Any]) -> Callable[[], None]:
 
     def replay() -> None:
         if not graphs:
-            graphs.append(record(step)[0])
+            graphs.append(capture(step)[0])
         graphs[0].replay()
 
     return replay

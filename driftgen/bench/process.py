@@ -22,9 +22,9 @@ from driftgen.drift.loss import DriftingLoss
 from driftgen.features.stack import FeatureStack
 from driftgen.generators.unet import UNet2D
 from driftgen.training.config import Optimizer
-from driftgen.training.distributed import Processes
+from driftgen.training.distributed import Distributed
 from driftgen.training.optimizer import clip, make_optimizer
-from driftgen.training.step import Drawn, DriftStep
+from driftgen.training.step import DriftStep, StepInputs
 
 __all__ = ["Collectives", "main"]
 
@@ -62,7 +62,7 @@ class Collectives(TorchDispatchMode):
 
 def main(out: Path, repeats: int) -> None:
     """Times a step that all processes share, and writes what the first of them found."""
-    processes = Processes.start("cpu")
+    processes = Distributed.start("cpu")
     torch.manual_seed(0)
     generator = UNet2D(num_classes=CLASSES, **SMALL)
     phi = FeatureStack()
@@ -70,9 +70,9 @@ def main(out: Path, repeats: int) -> None:
     loss = DriftingLoss(process_group=processes.group)
     step = DriftStep(model, phi, loss, generated=SAMPLES)
     optimizer = make_optimizer(generator.parameters(), Optimizer())
-    part = processes.share(CLASSES, "classes")
+    part = processes.shard(CLASSES, "classes")
     labels = torch.arange(CLASSES)[part]
-    drawn = Drawn(
+    drawn = StepInputs(
         labels,
         torch.ones(len(labels)),
         generator.sample_noise(len(labels) * SAMPLES),
@@ -90,9 +90,9 @@ def main(out: Path, repeats: int) -> None:
     with Collectives(loss) as collectives:
         run()
     in_loss = [name for inside, name, _ in collectives.seen if inside]
-    if processes.first:
+    if processes.is_main:
         record = {
-            "processes": processes.world,
+            "processes": processes.world_size,
             "seconds": found.seconds,
             "first_call_seconds": found.first_call_seconds,
             "peak_bytes": found.peak_bytes,
@@ -103,7 +103,7 @@ def main(out: Path, repeats: int) -> None:
             "parameters": sum(p.numel() for p in generator.parameters()),
         }
         out.write_text(json.dumps(record) + "\n", encoding="utf-8")
-    processes.leave()
+    processes.close()
 
 
 if __name__ == "__main__":

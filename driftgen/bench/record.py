@@ -17,7 +17,7 @@ import driftgen
 from driftgen.bench.cards import Card, Release
 from driftgen.bench.clock import Timing
 from driftgen.errors import InputError
-from driftgen.support.atomic_write import written_whole
+from driftgen.support.atomic_write import atomic_write
 from driftgen.support.provenance import provenance
 
 __all__ = ["Floor", "Row", "check_json", "least_time", "machine", "make_record", "show_rows", "write_json"]
@@ -182,7 +182,7 @@ def check_json(path: Path | None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise InputError(f"json={path} is a folder: give a file, such as {path / 'bench.json'}")
-        with written_whole(path.with_name(f"{path.name}.try")) as scratch:
+        with atomic_write(path.with_name(f"{path.name}.try")) as scratch:
             scratch.touch()
         path.with_name(f"{path.name}.try").unlink()
     except OSError as error:
@@ -191,7 +191,7 @@ def check_json(path: Path | None) -> None:
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:
     """The record as a file."""
-    with written_whole(path) as scratch:
+    with atomic_write(path) as scratch:
         scratch.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 

@@ -17,12 +17,12 @@ from driftgen.bench.clock import Timing, free, timed
 from driftgen.bench.memory import count_bytes
 from driftgen.bench.record import Row, least_time
 from driftgen.bench.step_bench import count_operations
-from driftgen.bench.weights import enliven
+from driftgen.bench.weights import randomize_zero_weights
 from driftgen.errors import InputError, unknown_name
 from driftgen.generators import dit, unet
 from driftgen.generators.fp8 import check_fp8, use_fp8
 from driftgen.ops.compile import compile_parts
-from driftgen.ops.cuda_graphs import Graphed, check_compiler, fixed_sizes
+from driftgen.ops.cuda_graphs import GraphedFunction, check_compiler, static_shapes
 from driftgen.pipeline import DriftPipeline
 
 __all__ = [
@@ -153,7 +153,7 @@ def fp8_errors(preset: str, dtype: torch.dtype, device: torch.device, count: int
     rows = []
     for std in (0.02, 0.3):
         wide = make_generator(preset).to(device).eval()
-        enliven(wide, std)
+        randomize_zero_weights(wide, std)
         plain = copy.deepcopy(wide).to(dtype)
         small = copy.deepcopy(plain)
         use_fp8(small)
@@ -188,7 +188,7 @@ def _time_mode(
     held = count_bytes(made.state_dict().values())
     timing, call = None, None
     try:
-        with fixed_sizes():
+        with static_shapes():
             call = _prepare(made, mode, compiled, batch)
             recorded = mode not in ("eager", "compiled")
             timing = timed(call, device, repeats, warmup=3, meter=not compiled, cold_peak=recorded)
@@ -213,7 +213,7 @@ def _prepare(network: Network, mode: str, compiled: bool, batch: int) -> Callabl
     if compiled:
         compile_parts(network)
     call = _call(network, batch)
-    return call if mode in ("eager", "compiled") else Graphed(call)
+    return call if mode in ("eager", "compiled") else GraphedFunction(call)
 
 
 def _call(network: Network, batch: int) -> Callable[[], Tensor]:

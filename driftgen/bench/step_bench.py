@@ -17,7 +17,7 @@ from driftgen.bench.loss_bench import Case, loss_operations
 from driftgen.bench.memory import count_bytes
 from driftgen.bench.profiler import Cost, Phases, profile_step
 from driftgen.bench.record import Row, least_time
-from driftgen.bench.weights import enliven
+from driftgen.bench.weights import randomize_zero_weights
 from driftgen.drift.guidance import sample_alpha
 from driftgen.drift.loss import DriftingLoss
 from driftgen.errors import InputError, unknown_name
@@ -27,10 +27,10 @@ from driftgen.generators.dit import PRESETS, DiT
 from driftgen.ops.compile import compile_parts, to_channels_last
 from driftgen.ops.dispatch import has_kernels, without_kernels
 from driftgen.training.config import Optimizer
-from driftgen.training.ema import Averages
-from driftgen.training.graphed_step import RecordedStep
+from driftgen.training.ema import EMA
+from driftgen.training.graphed_step import GraphedStep
 from driftgen.training.optimizer import clip, make_optimizer
-from driftgen.training.step import Drawn, DriftStep
+from driftgen.training.step import DriftStep, StepInputs
 
 __all__ = [
     "Built",
@@ -115,10 +115,10 @@ def build_step(sizes: Sizes, device: torch.device, phases: Phases | None = None)
     torch.manual_seed(0)
     options: dict[str, Any] = {"in_channels": LATENT[0], "num_classes": 1000, "depth": sizes.depth}
     generator = DiT.preset(sizes.preset, attention_float32=sizes.attention_float32, **options).to(device)
-    enliven(generator, ENLIVENED)
+    randomize_zero_weights(generator, ENLIVENED)
     encoder: Any = ResNetMAE(LATENT[0], sizes.base, decoder=False)
     phi = FeatureStack([encoder]).to(device)
-    averages = Averages(generator, [0.999])
+    averages = EMA(generator, [0.999])
     optimizer = make_optimizer(generator.parameters(), Optimizer())
     if sizes.compile:
         compile_parts(generator)
@@ -132,7 +132,7 @@ def build_step(sizes: Sizes, device: torch.device, phases: Phases | None = None)
     autocast = None if sizes.dtype == torch.float32 else sizes.dtype
     how: dict[str, Any] = {"micro": sizes.micro, "mode": sizes.mode, "autocast": autocast}
     step = DriftStep(generator, phi, loss, generated=sizes.generated, **how)
-    compute = RecordedStep(step, generator.parameters(), _refuse) if sizes.graph else step
+    compute = GraphedStep(step, generator.parameters(), _refuse) if sizes.graph else step
     drawn = _draw(sizes, generator, device)
 
     def run() -> torch.Tensor:
@@ -157,9 +157,9 @@ def _refuse(why: str) -> None:
     raise InputError(f"graph: {why}")
 
 
-def _draw(sizes: Sizes, generator: DiT, device: torch.device) -> Drawn:
+def _draw(sizes: Sizes, generator: DiT, device: torch.device) -> StepInputs:
     classes = sizes.classes
-    return Drawn(
+    return StepInputs(
         torch.randint(1000, (classes,), device=device),
         sample_alpha(classes).to(device),
         generator.sample_noise(classes * sizes.generated),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-__all__ = ["enliven"]
+__all__ = ["randomize_zero_weights"]
 
 
 @torch.no_grad()
-def enliven(network: nn.Module, std: float) -> None:
+def randomize_zero_weights(network: nn.Module, std: float) -> None:
     """Draws anew the weights that start at zero, so that gates are open and samples differ, as they do in
     training: with equal samples, all distances among them would be 0, and the loss another case.
     """

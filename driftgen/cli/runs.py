@@ -82,13 +82,13 @@ def encode(
     from driftgen.data.latents import encode_images
     from driftgen.support.progress import track
     from driftgen.tokenizers import SDVAE
-    from driftgen.training.distributed import Processes
+    from driftgen.training.distributed import Distributed
 
-    processes = Processes.start(device)
+    processes = Distributed.start(device)
     data = open_images(Data(path=str(images), size=size, workers=workers))
     try:
         network = SDVAE(tokenizer, batch_size=batch_size).to(processes.device)
-        console = Console(stderr=True, quiet=not processes.first)
+        console = Console(stderr=True, quiet=not processes.is_main)
         with track("encoding", len(data.labels), "share done", console) as on_step:
             left = encode_images(
                 data,
@@ -99,13 +99,13 @@ def encode(
                 dtype=dtype,
                 seed=seed,
                 rank=processes.rank,
-                world=processes.world,
+                world=processes.world_size,
                 on_step=lambda done, total: on_step(done, done / total),
             )
     finally:
         data.close()
-        processes.leave()
-    if processes.first:
+        processes.close()
+    if processes.is_main:
         print(out if left == 0 else f"{out}: {left} shards are left to other processes")
 
 
@@ -145,20 +145,20 @@ def _run(task: str, name: str, config: Any, folder: Path, override: bool, device
     """Trains in this process, one of many if torchrun started it."""
     from driftgen.report.run_page import write_report
     from driftgen.report.terminal import LiveView
-    from driftgen.training.distributed import Processes
+    from driftgen.training.distributed import Distributed
     from driftgen.training.pretrain import pretrain as run_pretraining
     from driftgen.training.trainer import train as run_training
 
-    processes = Processes.start(device)
+    processes = Distributed.start(device)
     temperatures = config.loss.temperatures if task == "train" else ()
-    console = Console(stderr=True, highlight=False, quiet=not processes.first)
+    console = Console(stderr=True, highlight=False, quiet=not processes.is_main)
     try:
         with LiveView(str(folder), config.optim.steps, temperatures, console=console) as view:
             run: Any = run_training if task == "train" else run_pretraining
             complete = run(config, folder, processes, view, name=name, override=override, report=write_report)
     finally:
-        processes.leave()
-    if processes.first and complete:
+        processes.close()
+    if processes.is_main and complete:
         print(folder / "report.html")
     if not complete:
         raise typer.Exit(130)

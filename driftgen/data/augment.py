@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from driftgen.data.decode import CROP_UNIFORMS, crop_boxes
-from driftgen.support.rng import generator_of
+from driftgen.support.rng import derive_generator
 
 if TYPE_CHECKING:
     from driftgen.data.config import Augment
@@ -25,7 +25,7 @@ CHANGE, CROP = 1, 2  # two tables, so that turning one option on leaves the othe
 
 def uniforms(seed: int, table: int, first: int, n: int, columns: int) -> Tensor:
     """Rows ``first ... first + n`` of a table of uniform numbers."""
-    rows = torch.rand(first + n, columns, generator=generator_of(seed, table), dtype=torch.float64)
+    rows = torch.rand(first + n, columns, generator=derive_generator(seed, table), dtype=torch.float64)
     return rows[first:]
 
 

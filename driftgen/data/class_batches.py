@@ -12,7 +12,7 @@ from torch import Tensor
 
 from driftgen.data.queue import SampleQueue, draw_rows, rank_in_class
 from driftgen.errors import InputError
-from driftgen.support.rng import generator_of, seed_of
+from driftgen.support.rng import derive_generator, derive_seed
 
 if TYPE_CHECKING:
     from driftgen.data.config import Queue
@@ -121,7 +121,7 @@ class ClassIndex:
         labels, chosen = labels[start:stop], torch.cat([positives, unconditional], dim=1)[start:stop]
         groups, each = chosen.shape
         first = start * each
-        samples = self.data.load(chosen.flatten(), seed_of(self.seed, AUGMENT, step), first)
+        samples = self.data.load(chosen.flatten(), derive_seed(self.seed, AUGMENT, step), first)
         samples = samples.view(groups, each, *self.shape)
         return Draw(labels, samples[:, : self.batch.positives], samples[:, self.batch.positives :])
 
@@ -130,18 +130,18 @@ class ClassIndex:
         ``[C, U]``.
         """
         batch = self.batch
-        labels = draw_labels(self.num_classes, batch.classes, generator_of(self.seed, LABELS, step))
+        labels = draw_labels(self.num_classes, batch.classes, derive_generator(self.seed, LABELS, step))
         present, which = labels.unique(return_inverse=True)
         turn = rank_in_class(labels)
         groups = draw_groups(
             self.sizes[present],
             int(turn.max()) + 1,
             batch.positives,
-            generator_of(self.seed, POSITIVES, step),
+            derive_generator(self.seed, POSITIVES, step),
         )
         positives = self.order[self.starts[labels][:, None] + groups[which, turn]]
         everything = torch.full((batch.classes,), len(self.data.labels))
-        generator = generator_of(self.seed, UNCONDITIONAL, step)
+        generator = derive_generator(self.seed, UNCONDITIONAL, step)
         return labels, positives, draw_rows(everything, batch.unconditional, generator)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -189,11 +189,11 @@ class QueueSource:
             self._push_next()
             self.step = step
         batch = self.batch
-        labels = draw_labels(self.num_classes, batch.classes, generator_of(self.seed, LABELS, step))
-        slots = self.classes.slots(labels, batch.positives, generator_of(self.seed, POSITIVES, step))
+        labels = draw_labels(self.num_classes, batch.classes, derive_generator(self.seed, LABELS, step))
+        slots = self.classes.slots(labels, batch.positives, derive_generator(self.seed, POSITIVES, step))
         anywhere = torch.zeros_like(labels)
         others = self.everything.slots(
-            anywhere, batch.unconditional, generator_of(self.seed, UNCONDITIONAL, step)
+            anywhere, batch.unconditional, derive_generator(self.seed, UNCONDITIONAL, step)
         )
         return Draw(
             labels[part],
@@ -207,7 +207,10 @@ class QueueSource:
         while n > 0:
             epoch, place = divmod(position, total)
             if self._epoch is None or self._epoch[0] != epoch:
-                self._epoch = epoch, torch.randperm(total, generator=generator_of(self.seed, STREAM, epoch))
+                self._epoch = (
+                    epoch,
+                    torch.randperm(total, generator=derive_generator(self.seed, STREAM, epoch)),
+                )
             parts.append(self._epoch[1][place : place + n])
             position, n = position + len(parts[-1]), n - len(parts[-1])
         return torch.cat(parts)
@@ -224,7 +227,7 @@ class QueueSource:
 
     def _load(self, position: int) -> tuple[Tensor, Tensor]:
         indices = self.stream(position, self.options.push)
-        samples = self.data.load(indices, seed_of(self.seed, AUGMENT, position))
+        samples = self.data.load(indices, derive_seed(self.seed, AUGMENT, position))
         return samples, self.data.labels[indices]
 
     def _push(self, samples: Tensor, labels: Tensor) -> None:
@@ -246,7 +249,7 @@ class QueueSource:
         for_class = behind < self.options.class_size
         for_all = torch.arange(length) >= length - self.options.global_size
         for places in (for_class | for_all).nonzero()[:, 0].split(FILL):
-            samples = self.data.load(order[places], seed_of(self.seed, AUGMENT, 1, int(places[0])))
+            samples = self.data.load(order[places], derive_seed(self.seed, AUGMENT, 1, int(places[0])))
             kept = for_class[places]
             self.classes.push(samples[kept], labels[places][kept])
             kept = for_all[places]

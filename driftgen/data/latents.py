@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from driftgen.data.classes import choose
 from driftgen.errors import InputError, unknown_name
-from driftgen.support.atomic_write import make_folder, written_whole
-from driftgen.support.rng import generator_of
+from driftgen.support.atomic_write import atomic_write, make_folder
+from driftgen.support.rng import derive_generator
 
 if TYPE_CHECKING:
     from driftgen.data.config import Data
@@ -108,7 +108,7 @@ class LatentCache:
         if not self.flip or not n:
             return torch.zeros(n, dtype=torch.int64)
         blocks = range(first // COINS, (first + n - 1) // COINS + 1)
-        tossed = [torch.randint(2, (COINS,), generator=generator_of(seed, block)) for block in blocks]
+        tossed = [torch.randint(2, (COINS,), generator=derive_generator(seed, block)) for block in blocks]
         return torch.cat(tossed)[first % COINS :][:n]
 
 
@@ -192,7 +192,7 @@ def encode_images(
         if not left:
             record = plan.record(tokenizer.options(), data.class_names, data.shape)
             path = plan.folder / INDEX
-            with locked(plan.shards, True), _room(path), written_whole(path) as scratch:
+            with locked(plan.shards, True), _room(path), atomic_write(path) as scratch:
                 scratch.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return left
 
@@ -290,7 +290,7 @@ def _encode_shard(
     indices = torch.arange(rows.start, rows.stop)
     seed = int(json.loads(plan.identity["options"])["seed"])
     # Two that give the same: one for the images, one for their flipped copies.
-    noise, again = generator_of(seed, number), generator_of(seed, number)
+    noise, again = derive_generator(seed, number), derive_generator(seed, number)
     latents = torch.empty(len(rows), 2, *plan.shape, dtype=plan.dtype)
     at = 0
     with ThreadPoolExecutor(1, thread_name_prefix="driftgen-load") as thread:
@@ -305,7 +305,7 @@ def _encode_shard(
             latents[at:stop, 1] = tokenizer.encode(images.flip(-1), again)
             at = stop
             progress(len(images))
-    with _room(plan.path(number)), written_whole(plan.path(number)) as scratch:
+    with _room(plan.path(number)), atomic_write(plan.path(number)) as scratch:
         save_file({"latents": latents, "labels": data.labels[indices]}, scratch, metadata=plan.metadata())
         with scratch.open("rb") as file:
             os.fsync(file.fileno())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from driftgen.drift.batching import Bucket
 from driftgen.drift.eager import EagerEngine
-from driftgen.drift.fused import FusedEngine, FusedPasses, covers
+from driftgen.drift.fused import FusedEngine, FusedPasses, supports_fused
 from driftgen.drift.interfaces import Engine, Finished, Settings, Statistics
 
 __all__ = ["AnyPasses", "Passes", "start_passes"]
@@ -20,7 +20,7 @@ def start_passes(
     settings: Settings, buckets: list[Bucket], weight: Tensor | None, given: Statistics | None, gradient: bool
 ) -> AnyPasses:
     """The passes of one call; see :class:`Passes`. GPU kernels do the work where they cover it."""
-    fused = covers(settings, buckets)
+    fused = supports_fused(settings, buckets)
     if fused and settings.process_group is None and given is None:
         return FusedPasses(settings, buckets, weight, gradient)
     with torch.no_grad():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from driftgen.errors import InputError
-from driftgen.ops.patch_statistics import LEAST_VARIANCE, covers, map_statistics
+from driftgen.ops.patch_statistics import LEAST_VARIANCE, fused_patch_statistics, supports_patch_statistics
 
 __all__ = ["at_least_float32", "feature_pyramid", "patch_statistics"]
 
@@ -55,8 +55,8 @@ def feature_pyramid(
         fitting = [p for p in patch_sizes if height % p == 0 and width % p == 0]
         suffixes = ([("", (height, width))] if mean_std else []) + [(f"_{p}", (p, p)) for p in fitting]
         sizes = [size for _, size in suffixes]
-        if covers(feature_map, sizes):
-            located, found = map_statistics(feature_map, sizes)
+        if supports_patch_statistics(feature_map, sizes):
+            located, found = fused_patch_statistics(feature_map, sizes)
         else:
             located, found = feature_map.flatten(2).mT, statistics(feature_map, sizes)
         if vectors:

@@ -45,7 +45,7 @@ class Conv(nn.Conv2d):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        if frozen_conv.covers(self, x):
+        if frozen_conv.supports_frozen_conv(self, x):
             return frozen_conv.frozen_conv(self, x, self._cast)
         return super().forward(x)
 

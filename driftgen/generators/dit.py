@@ -18,17 +18,17 @@ from driftgen.errors import InputError, unknown_name
 from driftgen.generators.base import check_noise
 from driftgen.generators.conditioning import Conditioning, ImageGenerator, RMSNorm, float32_linear
 from driftgen.ops.adaln import (
-    covers_stream,
     gated_norm,
     gated_residual,
     modulated_norm,
     stream_norm,
+    supports_adaln,
 )
-from driftgen.ops.attention import attention, covers_attention
+from driftgen.ops.attention import attention, supports_attention
 from driftgen.ops.compile import compile_blocks
 from driftgen.ops.dispatch import is_plain, linear_and_bias
-from driftgen.ops.fp8_activations import EightBits, covers_norm, norm_in_eight_bits
-from driftgen.ops.qk_norm_rope import covers_heads, turned_heads
+from driftgen.ops.fp8_activations import Fp8Activation, fp8_norm, supports_fp8_norm
+from driftgen.ops.qk_norm_rope import qk_norm_rope, supports_qk_norm_rope
 from driftgen.ops.swiglu import swiglu_output
 
 __all__ = ["DiT", "DiTConfig"]
@@ -165,7 +165,7 @@ class DiT(ImageGenerator):
         x = torch.cat([context.to(x.dtype), x], dim=1)
         activated = F.silu(condition)
         # Not among the weights: there ``.bfloat16()`` would round them.
-        cos, sin = kept_rope_tables(x.shape[1], c.hidden_size // c.num_heads, x.device)
+        cos, sin = cached_rope_tables(x.shape[1], c.hidden_size // c.num_heads, x.device)
         for block in self.blocks:
             if self.checkpoint_blocks and torch.is_grad_enabled():
                 x = checkpoint(block, x, activated, cos, sin, use_reentrant=False)
@@ -188,7 +188,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, condition: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         first, second = self.attention_norm, self.mlp_norm
-        if isinstance(first, RMSNorm) and isinstance(second, RMSNorm) and covers_stream(x):
+        if isinstance(first, RMSNorm) and isinstance(second, RMSNorm) and supports_adaln(x):
             parts = float32_linear(self.modulation, condition)[:, None]
             shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = parts.chunk(6, dim=-1)
             x, normed = stream_norm(x, first.weight, scale, shift)
@@ -206,9 +206,9 @@ class Block(nn.Module):
         parts = _modulation(self.modulation, condition, x.dtype)
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = parts.chunk(6, dim=-1)
         if isinstance(first, RMSNorm) and isinstance(second, RMSNorm) and self._reads_eight_bits(x):
-            x, eights = norm_in_eight_bits(x, None, None, first.weight, scale, shift)
+            x, eights = fp8_norm(x, None, None, first.weight, scale, shift)
             branch = self.attention(eights, cos, sin)
-            x, eights = norm_in_eight_bits(x, branch, gate, second.weight, mlp_scale, mlp_shift)
+            x, eights = fp8_norm(x, branch, gate, second.weight, mlp_scale, mlp_shift)
             total: Tensor = x + mlp_gate * self.mlp(eights)
             return total
         x = x + gate * self.attention(self.attention_norm(x) * (1 + scale) + shift, cos, sin)
@@ -219,7 +219,7 @@ class Block(nn.Module):
         """Whether its layers take what a norm has rounded for them (``driftgen.generators.fp8``)."""
         layers = self.attention.qkv, self.mlp
         takes = all(getattr(layer, "takes_eight_bits", False) for layer in layers)
-        return takes and is_plain(self.attention, *layers) and covers_norm(x)
+        return takes and is_plain(self.attention, *layers) and supports_fp8_norm(x)
 
 
 class Attention(nn.Module):
@@ -236,7 +236,7 @@ class Attention(nn.Module):
         self.query_norm: nn.Module = RMSNorm(head) if c.qk_norm else nn.Identity()
         self.key_norm: nn.Module = RMSNorm(head) if c.qk_norm else nn.Identity()
 
-    def forward(self, x: Tensor | EightBits, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor | Fp8Activation, cos: Tensor, sin: Tensor) -> Tensor:
         out: Tensor = self.output(self.mixed(x, cos, sin))
         return out
 
@@ -244,14 +244,14 @@ class Attention(nn.Module):
         """The same, and the last bias where it is owed its gradient (see ``linear_and_bias``)."""
         return linear_and_bias(self.output, self.mixed(x, cos, sin))
 
-    def mixed(self, x: Tensor | EightBits, cos: Tensor, sin: Tensor) -> Tensor:
+    def mixed(self, x: Tensor | Fp8Activation, cos: Tensor, sin: Tensor) -> Tensor:
         """What the output layer reads: softmax(q kᵀ / √head) v, ``[B, tokens, heads · head]``."""
         weights, heads = self._norm_weights(), self.num_heads
-        if weights and isinstance(x, Tensor) and covers_heads(x, heads, parts=1):
+        if weights and isinstance(x, Tensor) and supports_qk_norm_rope(x, heads, parts=1):
             qkv, bias = linear_and_bias(self.qkv, x)
         else:
             qkv, bias = self.qkv(x), None
-        if weights and covers_attention(qkv, heads):
+        if weights and supports_attention(qkv, heads):
             return attention(qkv, *weights, cos, sin, heads, bias, self.float32)
         q, k, v = self.heads(qkv, cos, sin, bias)
         if self.float32:
@@ -266,8 +266,8 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values ``[B, heads, tokens, head]``; ``bias`` is what ``qkv`` owes a gradient."""
         weights, heads = self._norm_weights(), self.num_heads
-        if weights and (bias is not None or covers_heads(qkv, heads)):
-            return turned_heads(qkv, *weights, cos, sin, heads, bias)
+        if weights and (bias is not None or supports_qk_norm_rope(qkv, heads)):
+            return qk_norm_rope(qkv, *weights, cos, sin, heads, bias)
         q, k, v = qkv.unflatten(-1, (3, heads, -1)).transpose(1, 3).unbind(2)
         q, k = self.query_norm(q), self.key_norm(k)
         if self.rope:
@@ -329,7 +329,7 @@ class Final(nn.Module):
         self.output = nn.Linear(c.hidden_size, patch)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        if isinstance(self.norm, RMSNorm) and covers_stream(x):
+        if isinstance(self.norm, RMSNorm) and supports_adaln(x):
             shift, scale = float32_linear(self.modulation, condition)[:, None].chunk(2, dim=-1)
             normed = modulated_norm(x, self.norm.weight, scale, shift)
         else:
@@ -391,7 +391,7 @@ def rope_tables(tokens: int, head: int, device: torch.device | None = None) -> t
 _TABLES: dict[tuple[int, int, torch.device], tuple[Tensor, Tensor]] = {}
 
 
-def kept_rope_tables(tokens: int, head: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def cached_rope_tables(tokens: int, head: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """:func:`rope_tables`, computed once. They are never dropped: CUDA graphs may read them."""
     if _is_traced():
         return rope_tables(tokens, head, device)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from driftgen.errors import InputError
 from driftgen.generators.dit import Block, MLPLayer, SwiGLU
-from driftgen.ops.fp8_activations import EightBits, covers_swiglu, swiglu_in_eight_bits
+from driftgen.ops.fp8_activations import Fp8Activation, fp8_swiglu, supports_fp8_swiglu
 
 __all__ = ["Fp8Linear", "Fp8SwiGLU", "check_fp8", "has_fp8", "quantize", "use_fp8"]
 
@@ -101,10 +101,10 @@ class Fp8Linear(nn.Module):
         self.register_buffer("scale", scale.t().contiguous())
         self.register_buffer("bias", bias)
 
-    def forward(self, x: Tensor | EightBits) -> Tensor:
+    def forward(self, x: Tensor | Fp8Activation) -> Tensor:
         if torch.is_grad_enabled():
             raise InputError("fp8 layers have no gradient: call them under torch.inference_mode()")
-        rounded = (x.rows, x.scale) if isinstance(x, EightBits) else quantize(x.reshape(-1, x.shape[-1]))
+        rounded = (x.rows, x.scale) if isinstance(x, Fp8Activation) else quantize(x.reshape(-1, x.shape[-1]))
         out = self.product(*rounded)
         return out.to(x.dtype).reshape(*x.shape[:-1], -1)
 
@@ -138,10 +138,10 @@ class Fp8SwiGLU(nn.Module):
         super().__init__()
         self.both, self.output = Fp8Linear(mlp.gate, mlp.value), Fp8Linear(mlp.output)
 
-    def forward(self, x: Tensor | EightBits) -> Tensor:
+    def forward(self, x: Tensor | Fp8Activation) -> Tensor:
         both: Tensor = self.both(x)
-        if covers_swiglu(both):
-            out = self.output.product(*swiglu_in_eight_bits(both.flatten(0, -2)))
+        if supports_fp8_swiglu(both):
+            out = self.output.product(*fp8_swiglu(both.flatten(0, -2)))
             return out.to(x.dtype).reshape(*x.shape[:-1], -1)
         gate, value = both.chunk(2, dim=-1)
         plain: Tensor = self.output(F.silu(gate) * value)

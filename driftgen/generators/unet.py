@@ -16,7 +16,7 @@ from driftgen.generators.base import check_noise
 from driftgen.generators.conditioning import Conditioning, ImageGenerator, RMSNorm, float32_linear
 from driftgen.ops.compile import compile_blocks
 from driftgen.ops.dispatch import is_plain
-from driftgen.ops.modulated_group_norm import covers_map_norm, map_norm
+from driftgen.ops.modulated_group_norm import modulated_group_norm, supports_modulated_group_norm
 
 __all__ = ["UNet2D", "UNet2DConfig"]
 
@@ -224,8 +224,10 @@ class AdaptiveNorm(nn.Module):
 
     def activated(self, x: Tensor, condition: Tensor) -> Tensor:
         """silu of it."""
-        if is_plain(self, self.modulation) and covers_map_norm(x, self.groups):
-            return map_norm(x, self.groups, *float32_linear(self.modulation, condition).chunk(2, dim=1))
+        if is_plain(self, self.modulation) and supports_modulated_group_norm(x, self.groups):
+            return modulated_group_norm(
+                x, self.groups, *float32_linear(self.modulation, condition).chunk(2, dim=1)
+            )
         return F.silu(self(x, condition))
 
 

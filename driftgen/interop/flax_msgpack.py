@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from driftgen.errors import InputError
-from driftgen.support.atomic_write import written_whole
+from driftgen.support.atomic_write import atomic_write
 
 __all__ = ["Stored", "index_parameters", "read_parameters", "write_parameters"]
 
@@ -107,7 +107,7 @@ def write_parameters(path: Path, parameters: dict[str, Tensor]) -> None:
         for folder in folders:
             place = place.setdefault(folder, {})
         place[leaf] = tensor
-    with written_whole(path) as scratch, scratch.open("wb") as file:
+    with atomic_write(path) as scratch, scratch.open("wb") as file:
         _write(file, msgpack.Packer(strict_types=True), tree)
 
 

@@ -19,8 +19,8 @@ from driftgen.interop.convnext_names import convnext_config_from, official_convn
 from driftgen.interop.dit_names import official_dit_config, official_dit_names, official_dit_options
 from driftgen.interop.flax_msgpack import Stored, index_parameters, write_parameters
 from driftgen.interop.mae_names import official_mae_arguments, official_mae_names, official_mae_options
-from driftgen.support.atomic_write import written_whole
-from driftgen.support.meta_init import without_numbers
+from driftgen.support.atomic_write import atomic_write
+from driftgen.support.meta_init import on_meta_device
 
 __all__ = ["is_official", "load_official", "read_metadata", "save_official"]
 
@@ -50,7 +50,7 @@ def load_official(folder: str | Path) -> nn.Module:
     path = place / (PARAMETERS if metadata else PLAIN_PARAMETERS)
     parameters = index_parameters(path)
     try:
-        with without_numbers():
+        with on_meta_device():
             model, names = _build(metadata, parameters)
     except KeyError as error:
         raise InputError(f"{place / METADATA}: model_config lacks {error}") from None
@@ -88,7 +88,7 @@ def save_official(model: nn.Module, folder: str | Path, metadata: Mapping[str, A
         record = {"format": "flax.msgpack", "kind": kind, "backend": "jax", **(metadata or {})}
         known = record.get("model_config", {})
         record["model_config"] = known | {key: value for key, value in options.items() if key not in known}
-        with written_whole(place / METADATA) as scratch:
+        with atomic_write(place / METADATA) as scratch:
             scratch.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     return place
 

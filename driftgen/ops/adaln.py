@@ -1,7 +1,8 @@
 """The residual stream between the branches of a Transformer block, as GPU kernels with gradients.
 
-The modules in PyTorch say the same, and do it wherever these kernels do not run; ``covers_stream`` says where
-they do. To ``torch.compile`` every kernel is one operator. ``stream_norm`` returns a tensor that it was
+Plain PyTorch modules compute the same where these kernels do not apply;
+``supports_adaln`` decides.
+To ``torch.compile`` each kernel is one operator. ``stream_norm`` returns a tensor that it was
 given: its gradient then reaches the kernel, which would otherwise be followed by an addition of its own. A
 branch may come with the bias that is part of it already, but owed its gradient (``linear_and_bias``): the
 kernel sums it where it makes the gradient of the branch.
@@ -14,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from driftgen.ops.dispatch import VECTOR, power_of_two, side_by_side, supports
+from driftgen.ops.dispatch import VECTOR, contiguous_rows, power_of_two, supports
 
-__all__ = ["covers_stream", "fits_stream", "gated_norm", "gated_residual", "modulated_norm", "stream_norm"]
+__all__ = ["fits_adaln", "gated_norm", "gated_residual", "modulated_norm", "stream_norm", "supports_adaln"]
 
 MOST_WIDTH = 2048
 # Tokens at a time, and how often that many are under way. On an H200, 512 x 272 x 768, both ways of a gated
@@ -27,14 +28,14 @@ LEAST_CHUNK = 8  # tokens of a program
 REGISTERS = 128  # of a thread on the way back, with 16 bits, so that four programs of four warps have room
 
 
-def covers_stream(x: Tensor) -> bool:
+def supports_adaln(x: Tensor) -> bool:
     """Whether the functions of the residual stream take this one, ``[B, T, h]``: h up to 2048, a multiple of
     16. Only where gradients are wanted: without them PyTorch compiles it as well.
     """
-    return torch.is_grad_enabled() and fits_stream(x)
+    return torch.is_grad_enabled() and fits_adaln(x)
 
 
-def fits_stream(x: Tensor) -> bool:
+def fits_adaln(x: Tensor) -> bool:
     """Whether the kernels of the residual stream take it, with or without gradients."""
     tokens, width = x.shape[-2:]
     return supports(x) and x.ndim == 3 and width % 16 == 0 and width <= MOST_WIDTH and tokens * width < 2**31
@@ -205,14 +206,14 @@ def _norm(
     """x + gate · branch, or nothing where there is no branch; and its modulated norm."""
     from driftgen.ops.adaln_triton import forward_kernel
 
-    x, scale, shift = _stream(x), side_by_side(scale), side_by_side(shift)
+    x, scale, shift = _stream(x), contiguous_rows(scale), contiguous_rows(shift)
     batch, tokens, width = x.shape
     normed = x.new_empty(x.shape)
     if branch is None or gate is None:
         total, branch, gate = x.new_empty(0), x, scale
         gated = False
     else:
-        total, branch, gate = x.new_empty(x.shape), branch.contiguous(), side_by_side(gate)
+        total, branch, gate = x.new_empty(x.shape), branch.contiguous(), contiguous_rows(gate)
         gated = True
     chunk = _chunk(batch, tokens)
     with torch.cuda.device_of(x):
@@ -246,7 +247,7 @@ def _norm_back(
     """
     from driftgen.ops.adaln_triton import backward_kernel
 
-    total, scale, grad_normed = _stream(total), side_by_side(scale), grad_normed.contiguous()
+    total, scale, grad_normed = _stream(total), contiguous_rows(scale), grad_normed.contiguous()
     batch, tokens, width = total.shape
     stream = grad_total is not None
     grad_total = grad_normed if grad_total is None else grad_total.contiguous()
@@ -255,7 +256,7 @@ def _norm_back(
         grad_branch, branch, gate = total.new_empty(0), total, scale
         gated = False
     else:
-        branch, gate = branch.contiguous(), side_by_side(gate)
+        branch, gate = branch.contiguous(), contiguous_rows(gate)
         grad_branch = branch.new_empty(branch.shape)
         gated = True
     chunk = _chunk(batch, tokens)
@@ -291,7 +292,7 @@ def _(
 def _residual(x: Tensor, branch: Tensor, gate: Tensor) -> Tensor:
     from driftgen.ops.adaln_triton import forward_kernel
 
-    x, branch, gate = _stream(x), branch.contiguous(), side_by_side(gate)
+    x, branch, gate = _stream(x), branch.contiguous(), contiguous_rows(gate)
     batch, tokens, width = x.shape
     total = x.new_empty(x.shape)
     chunk = _chunk(batch, tokens)
@@ -314,7 +315,7 @@ def _residual_back(grad_total: Tensor, branch: Tensor, gate: Tensor) -> tuple[Te
     """The gradient of the branch, and the sums over each sample's tokens, ``[B, 2, h]``."""
     from driftgen.ops.adaln_triton import backward_kernel
 
-    grad_total, branch, gate = grad_total.contiguous(), branch.contiguous(), side_by_side(gate)
+    grad_total, branch, gate = grad_total.contiguous(), branch.contiguous(), contiguous_rows(gate)
     batch, tokens, width = branch.shape
     grad_branch = branch.new_empty(branch.shape)
     chunk = _chunk(batch, tokens)

@@ -1,8 +1,9 @@
 """Attention from the output of its linear layer, norm and rotation of queries and keys with it, as GPU
 kernels with gradients: one each way.
 
-The modules in PyTorch say the same, and do it wherever these kernels do not run; ``covers_attention`` says
-where they do. To ``torch.compile`` every kernel is one operator. Between the two only the layer's output, the
+Plain PyTorch modules compute the same where these kernels do not apply;
+``supports_attention`` decides.
+To ``torch.compile`` each kernel is one operator. Between the two only the layer's output, the
 result and a number for each query are kept; without gradients that number is not stored either. The linear
 layer may owe its bias the gradient (``linear_and_bias``): the kernel sums it on the way.
 """
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from driftgen.ops.dispatch import VECTOR, power_of_two, supports
 
-__all__ = ["attention", "covers_attention"]
+__all__ = ["attention", "supports_attention"]
 
 TYPES = (torch.bfloat16, torch.float16)
 HEAD_SIZES = (32, 64, 128)
@@ -33,7 +34,7 @@ FORWARD: dict[str, Any] = {"BQ": 64, "BK": 64, "num_warps": 4, "maxnreg": 168}
 BACKWARD: dict[str, Any] = {"ROWS": 64, "BK": 64, "BQ": 32, "STAGES": 4, "num_warps": 4, "maxnreg": None}
 
 
-def covers_attention(qkv: Tensor, heads: int) -> bool:
+def supports_attention(qkv: Tensor, heads: int) -> bool:
     """Whether :func:`attention` takes this output ``[B, T, 3 · heads · head]`` of a linear layer: 16-bit
     numbers, T up to 512, heads of 32, 64 or 128, keys and values of one that fit the memory of a Hopper GPU's
     multiprocessor beside a block of queries.
@@ -61,7 +62,7 @@ def attention(
     bias: Tensor | None = None,
     float32: bool = False,
 ) -> Tensor:
-    """softmax(q kᵀ / √head) v, ``[B, T, heads · head]``, with q and k as ``turned_heads`` gives them.
+    """softmax(q kᵀ / √head) v, ``[B, T, heads · head]``, with q and k as ``qk_norm_rope`` gives them.
 
     ``bias`` ``[3 · heads · head]`` has no part in it, as ``qkv`` has it: its gradient is the sum of that of
     ``qkv``. With ``float32`` nothing is rounded to 16 bits between q, k, v and the result, or between the

@@ -13,7 +13,14 @@ from torch import Tensor
 
 from driftgen.errors import InputError
 
-__all__ = ["Graphed", "NotRecordedError", "WaitsError", "check_compiler", "fixed_sizes", "record"]
+__all__ = [
+    "CaptureError",
+    "GraphedFunction",
+    "SynchronizationError",
+    "capture",
+    "check_compiler",
+    "static_shapes",
+]
 
 T = TypeVar("T")
 # Compiled forms of one piece of code, one for each size of each layer; past it PyTorch would not compile.
@@ -30,7 +37,7 @@ def check_compiler(device: torch.device) -> None:
         get_cpp_compiler()
 
 
-def fixed_sizes() -> AbstractContextManager[Any]:
+def static_shapes() -> AbstractContextManager[Any]:
     """What is compiled here is compiled for the sizes it gets: one form for all of them would be slower."""
     patch: AbstractContextManager[Any] = torch._dynamo.config.patch(
         automatic_dynamic_shapes=False, recompile_limit=MOST_FORMS
@@ -38,15 +45,15 @@ def fixed_sizes() -> AbstractContextManager[Any]:
     return patch
 
 
-class NotRecordedError(InputError):
+class CaptureError(InputError):
     """Something cannot be a CUDA graph."""
 
 
-class WaitsError(NotRecordedError):
+class SynchronizationError(CaptureError):
     """As it waits for the GPU, such as for a number to look at. Found out before: nothing has happened."""
 
 
-def record(
+def capture(
     function: Callable[[], T], stream: torch.cuda.Stream | None = None, pool: Any = None
 ) -> tuple[torch.cuda.CUDAGraph, T]:
     """A call as a CUDA graph, and what the call gave: tensors that every replay fills anew.
@@ -69,7 +76,7 @@ def record(
                 raise
             except RuntimeError as error:
                 why = next(iter(str(error).splitlines()), type(error).__name__)
-                raise NotRecordedError(f"it cannot be recorded as a CUDA graph: {why}") from None
+                raise CaptureError(f"it cannot be recorded as a CUDA graph: {why}") from None
     finally:
         current.wait_stream(stream)
     return graph, output
@@ -88,12 +95,12 @@ def _check_waits(function: Callable[[], Any]) -> None:
     except RuntimeError as error:
         if "synchronizing" not in str(error):
             raise
-        raise WaitsError("it waits for the GPU, which a CUDA graph cannot") from None
+        raise SynchronizationError("it waits for the GPU, which a CUDA graph cannot") from None
     finally:
         torch.cuda.set_sync_debug_mode(before)
 
 
-class Recorded(NamedTuple):
+class CapturedGraph(NamedTuple):
     """A graph, where it reads and where it writes."""
 
     graph: torch.cuda.CUDAGraph
@@ -101,7 +108,7 @@ class Recorded(NamedTuple):
     output: Tensor
 
 
-class Graphed:
+class GraphedFunction:
     """A function of tensors on a GPU, without gradient: recorded when it first gets inputs of some sizes, and
     replayed after.
 
@@ -116,15 +123,15 @@ class Graphed:
 
     def __init__(self, function: Callable[..., Tensor], most: int = 4) -> None:
         self.function, self.most = function, most
-        self.recorded: dict[tuple[Any, ...], Recorded] = {}
+        self.captured: dict[tuple[Any, ...], CapturedGraph] = {}
         self.stream: torch.cuda.Stream | None = None
         self.pool: Any = None
 
     @torch.inference_mode()
     def __call__(self, *inputs: Tensor) -> Tensor:
         key = tuple((x.shape, x.dtype, x.device) for x in inputs)
-        found = self.recorded.pop(key, None) or self._record(inputs)
-        self.recorded[key] = found  # the last is the one used last
+        found = self.captured.pop(key, None) or self._capture(inputs)
+        self.captured[key] = found  # the last is the one used last
         for static, x in zip(found.inputs, inputs, strict=True):
             static.copy_(x)
         found.graph.replay()
@@ -132,22 +139,22 @@ class Graphed:
 
     def forget(self) -> None:
         """Drops all recordings."""
-        self.recorded.clear()
+        self.captured.clear()
         self.stream = None
 
-    def _record(self, inputs: tuple[Tensor, ...]) -> Recorded:
-        while len(self.recorded) >= self.most:
-            del self.recorded[next(iter(self.recorded))]
+    def _capture(self, inputs: tuple[Tensor, ...]) -> CapturedGraph:
+        while len(self.captured) >= self.most:
+            del self.captured[next(iter(self.captured))]
         device = inputs[0].device if inputs else torch.device("cuda", torch.cuda.current_device())
         if self.stream is None or self.stream.device != device:
-            self.recorded.clear()
+            self.captured.clear()
             self.stream = torch.cuda.Stream(device)
-        if not self.recorded:
+        if not self.captured:
             self.pool = torch.cuda.graph_pool_handle()  # one that no graph uses any more is gone
         static = [x.clone() for x in inputs]
         try:
             # On the stream of the others, or their memory could not be shared.
-            graph, output = record(lambda: self.function(*static), self.stream, self.pool)
-        except NotRecordedError as error:
+            graph, output = capture(lambda: self.function(*static), self.stream, self.pool)
+        except CaptureError as error:
             raise InputError(f"the generator: {error}") from None
-        return Recorded(graph, static, output)
+        return CapturedGraph(graph, static, output)

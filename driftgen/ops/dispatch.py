@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 __all__ = [
     "VECTOR",
+    "contiguous_rows",
     "has_kernels",
+    "is_capturing",
     "is_current",
     "is_plain",
-    "is_recorded",
     "linear_and_bias",
     "on",
     "power_of_two",
-    "side_by_side",
     "supports",
     "without_kernels",
 ]
@@ -68,7 +68,7 @@ def is_current(device: torch.device) -> bool:
     return device.type != "cuda" or device.index in (None, torch.cuda.current_device())
 
 
-def is_recorded(device: torch.device) -> bool:
+def is_capturing(device: torch.device) -> bool:
     """Whether what is launched now becomes part of a CUDA graph."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
@@ -115,7 +115,7 @@ def is_plain(*modules: nn.Module) -> bool:
     )
 
 
-def side_by_side(modulation: Tensor) -> Tensor:
+def contiguous_rows(modulation: Tensor) -> Tensor:
     """Scale, shift or gate with the numbers of a sample beside each other; samples may lie apart, as parts of
     one layer's output do.
     """

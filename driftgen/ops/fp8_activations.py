@@ -1,8 +1,8 @@
 """What sampling does between the matrix products of a block in 8-bit numbers, as GPU kernels without
 gradients.
 
-The modules in PyTorch do the same wherever these do not run; ``covers_norm`` and ``covers_swiglu`` say where
-they do. To ``torch.compile`` every kernel is one operator.
+Plain PyTorch modules compute the same where these kernels do not apply;
+``supports_fp8_norm`` and ``supports_fp8_swiglu`` decides. To ``torch.compile`` each kernel is one operator.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from driftgen.ops.adaln import _chunk, _norm_options, _stream, fits_stream
-from driftgen.ops.dispatch import power_of_two, side_by_side, supports
+from driftgen.ops.adaln import _chunk, _norm_options, _stream, fits_adaln
+from driftgen.ops.dispatch import contiguous_rows, power_of_two, supports
 
-__all__ = ["EightBits", "covers_norm", "covers_swiglu", "norm_in_eight_bits", "swiglu_in_eight_bits"]
+__all__ = ["Fp8Activation", "fp8_norm", "fp8_swiglu", "supports_fp8_norm", "supports_fp8_swiglu"]
 
 MOST_WIDTH = 8192
 SWIGLU_WARPS = 4
 SWIGLU_ROWS = 1
 
 
-class EightBits(NamedTuple):
+class Fp8Activation(NamedTuple):
     """A tensor ``[..., width]`` as ``fp8.quantize`` rounds its rows: numbers ``[rows, width]``, scales
     ``[rows, 1]``, and the shape and the type that it had.
     """
@@ -33,36 +33,38 @@ class EightBits(NamedTuple):
     dtype: torch.dtype
 
 
-def covers_norm(x: Tensor) -> bool:
-    """Whether :func:`norm_in_eight_bits` takes this residual stream ``[B, T, h]``: h up to 2048, a multiple
+def supports_fp8_norm(x: Tensor) -> bool:
+    """Whether :func:`fp8_norm` takes this residual stream ``[B, T, h]``: h up to 2048, a multiple
     of 16; without gradient.
     """
-    return not torch.is_grad_enabled() and fits_stream(x)
+    return not torch.is_grad_enabled() and fits_adaln(x)
 
 
-def norm_in_eight_bits(
+def fp8_norm(
     x: Tensor, branch: Tensor | None, gate: Tensor | None, weight: Tensor, scale: Tensor, shift: Tensor
-) -> tuple[Tensor, EightBits]:
+) -> tuple[Tensor, Fp8Activation]:
     """y = x + gate · branch, or x itself without a branch, and n = y / √(mean y² + 1e-6) · weight · (1 +
     scale) + shift, both rounded to x's type, n then to 8 bits.
     """
     total, eights, scales = _norm_in_eight_bits(x, branch, gate, weight, scale, shift)
-    return x if branch is None else total, EightBits(eights, scales, x.shape, x.dtype)
+    return x if branch is None else total, Fp8Activation(eights, scales, x.shape, x.dtype)
 
 
-@torch.library.custom_op("driftgen::norm_in_eight_bits", mutates_args=())
+@torch.library.custom_op("driftgen::fp8_norm", mutates_args=())
 def _norm_in_eight_bits(
     x: Tensor, branch: Tensor | None, gate: Tensor | None, weight: Tensor, scale: Tensor, shift: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     from driftgen.ops.adaln_triton import forward_kernel
 
-    x, scale, shift = _stream(x), side_by_side(scale), side_by_side(shift)
+    x, scale, shift = _stream(x), contiguous_rows(scale), contiguous_rows(shift)
     batch, tokens, width = x.shape
     eights = x.new_empty(batch * tokens, width, dtype=torch.float8_e4m3fn)
     scales = x.new_empty(batch * tokens, 1, dtype=torch.float32)
     gated = branch is not None and gate is not None
     total = x.new_empty(x.shape if gated else 0)
-    branch, gate = (x, scale) if branch is None or gate is None else (branch.contiguous(), side_by_side(gate))
+    branch, gate = (
+        (x, scale) if branch is None or gate is None else (branch.contiguous(), contiguous_rows(gate))
+    )
     chunk = _chunk(batch, tokens)
     with torch.cuda.device_of(x):
         forward_kernel[(batch * -(-tokens // chunk),)](
@@ -83,15 +85,15 @@ def _(
     return total, eights, x.new_empty(batch * tokens, 1, dtype=torch.float32)
 
 
-def covers_swiglu(both: Tensor) -> bool:
-    """Whether :func:`swiglu_in_eight_bits` takes these rows ``[..., 2 · width]``: width up to 8192, without
+def supports_fp8_swiglu(both: Tensor) -> bool:
+    """Whether :func:`fp8_swiglu` takes these rows ``[..., 2 · width]``: width up to 8192, without
     gradient.
     """
     return not torch.is_grad_enabled() and supports(both) and both.shape[-1] <= 2 * MOST_WIDTH
 
 
-@torch.library.custom_op("driftgen::swiglu_in_eight_bits", mutates_args=())
-def swiglu_in_eight_bits(both: Tensor) -> tuple[Tensor, Tensor]:
+@torch.library.custom_op("driftgen::fp8_swiglu", mutates_args=())
+def fp8_swiglu(both: Tensor) -> tuple[Tensor, Tensor]:
     """``fp8.quantize`` of silu(gate) · value, from ``[rows, 2 · width]``: ``[rows, width]`` and the scales
     ``[rows, 1]``.
     """
@@ -110,7 +112,7 @@ def swiglu_in_eight_bits(both: Tensor) -> tuple[Tensor, Tensor]:
     return eights, scales
 
 
-@swiglu_in_eight_bits.register_fake
+@fp8_swiglu.register_fake
 def _(both: Tensor) -> tuple[Tensor, Tensor]:
     rows, width = both.shape[0], both.shape[1] // 2
     eights = both.new_empty(rows, width, dtype=torch.float8_e4m3fn)

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from driftgen.ops.dispatch import has_kernels
 
-__all__ = ["CastWeight", "covers", "frozen_conv"]
+__all__ = ["CastWeight", "frozen_conv", "supports_frozen_conv"]
 
 # Output locations (of all samples together) for which cuDNN 9 picks a slow kernel. On an H200, bfloat16, 3x3
 # kernels of 2048 channels, maps of 4x4: 512 samples (8192 locations) run at 342 TFLOP/s; 256 samples at 806,
@@ -61,7 +61,7 @@ class CastWeight:
         return CastWeight, ()
 
 
-def covers(conv: nn.Conv2d, x: Tensor) -> bool:
+def supports_frozen_conv(conv: nn.Conv2d, x: Tensor) -> bool:
     """Whether :func:`frozen_conv` does this: on a device with kernels, outside compilers, with a weight that
     is not trained, and without bias.
     """
@@ -84,7 +84,7 @@ def covers(conv: nn.Conv2d, x: Tensor) -> bool:
 
 def frozen_conv(conv: nn.Conv2d, x: Tensor, kept: CastWeight) -> Tensor:
     """y = weight * x, channels-last, in the type that autocast asks for or else in that of x; the gradient
-    is ∂x = weightᵀ * ∂y. Equal to ``conv(x)``; for what :func:`covers`.
+    is ∂x = weightᵀ * ∂y. Equal to ``conv(x)``; for what :func:`supports_frozen_conv`.
     """
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

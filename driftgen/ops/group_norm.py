@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from driftgen.ops.dispatch import has_kernels, power_of_two
 from driftgen.ops.launch import Launch
 
-__all__ = ["covers", "group_norm"]
+__all__ = ["group_norm", "supports_group_norm"]
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 NUMBERS_OF_A_WARP = 2**10
@@ -39,7 +39,7 @@ def group_norm(
     """y = (x − m) / √(v + ε) · weight + bias, plus ``other``, no less than 0 if ``relu``; m and v are mean
     and variance over the locations and channels of each of the groups, in float32. y has the type of x.
     """
-    if covers(x, groups, weight, bias, other):
+    if supports_group_norm(x, groups, weight, bias, other):
         found: Tensor = _GroupNorm.apply(x, groups, weight, bias, eps, other, relu)  # type: ignore[no-untyped-call]
         return found
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -49,7 +49,7 @@ def group_norm(
     return F.relu(y) if relu else y
 
 
-def covers(x: Tensor, groups: int, weight: Tensor, bias: Tensor, other: Tensor | None) -> bool:
+def supports_group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, other: Tensor | None) -> bool:
     """Whether the kernels do this map: dense channels-last, a 16- or 32-bit type, groups of a power of two of
     channels, and weights that are not trained.
     """

@@ -1,7 +1,8 @@
 """A norm over groups of a map's channels with its modulation and SiLU, as GPU kernels with gradients.
 
-The module in PyTorch says the same, and does it wherever these kernels do not run; ``covers_map_norm`` says
-where they do. To ``torch.compile`` every kernel is one operator, where the compiler would make, and try, some
+Plain PyTorch modules compute the same where these kernels do not apply;
+``supports_modulated_group_norm`` decides.
+To ``torch.compile`` each kernel is one operator, where the compiler would make, and try, some
 thirty for each width of a U-Net.
 """
 
@@ -12,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from driftgen.ops.dispatch import VECTOR, power_of_two, side_by_side, supports
+from driftgen.ops.dispatch import VECTOR, contiguous_rows, power_of_two, supports
 
-__all__ = ["covers_map_norm", "map_norm"]
+__all__ = ["modulated_group_norm", "supports_modulated_group_norm"]
 
 MOST_CHANNELS = 2048
 WARPS = 4
@@ -22,9 +23,9 @@ STAGES = 4  # how often the numbers that the threads of a program have at a time
 EPS = 1e-6
 
 
-def covers_map_norm(x: Tensor, groups: int) -> bool:
-    """Whether :func:`map_norm` takes these maps ``[B, C, H, W]``: dense channels-last, C up to 2048, a
-    multiple of the groups.
+def supports_modulated_group_norm(x: Tensor, groups: int) -> bool:
+    """Return True for maps ``[B, C, H, W]`` that are dense channels-last, with C up to 2048 and a multiple of
+    the groups.
     """
     return (
         supports(x)
@@ -36,7 +37,7 @@ def covers_map_norm(x: Tensor, groups: int) -> bool:
     )
 
 
-def map_norm(x: Tensor, groups: int, scale: Tensor, shift: Tensor) -> Tensor:
+def modulated_group_norm(x: Tensor, groups: int, scale: Tensor, shift: Tensor) -> Tensor:
     """silu((x − m) / √(v + 1e-6) · (1 + scale) + shift), with m and v over the locations and channels of each
     group. Scale and shift are ``[B, C]``, in any type, and rounded to that of x.
     """
@@ -71,12 +72,12 @@ def _map(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
-@torch.library.custom_op("driftgen::map_norm", mutates_args=())
+@torch.library.custom_op("driftgen::modulated_group_norm", mutates_args=())
 def _norm(x: Tensor, groups: int, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
     """The result, and m and 1 / √(v + 1e-6) of each group, ``[B, 2, groups]``."""
     from driftgen.ops.modulated_group_norm_triton import forward_kernel
 
-    x, scale, shift = _map(x), side_by_side(scale), side_by_side(shift)
+    x, scale, shift = _map(x), contiguous_rows(scale), contiguous_rows(shift)
     y = torch.empty_like(x, memory_format=torch.channels_last)
     statistics = x.new_empty(len(x), 2, groups, dtype=torch.float32)
     with torch.cuda.device_of(x):
@@ -92,14 +93,14 @@ def _(x: Tensor, groups: int, scale: Tensor, shift: Tensor) -> tuple[Tensor, Ten
     return torch.empty_like(x, memory_format=torch.channels_last), statistics
 
 
-@torch.library.custom_op("driftgen::map_norm_backward", mutates_args=())
+@torch.library.custom_op("driftgen::modulated_group_norm_backward", mutates_args=())
 def _norm_back(
     grad: Tensor, x: Tensor, scale: Tensor, shift: Tensor, statistics: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The gradient of x, and those of scale and shift, ``[B, 2, C]``, in float32."""
     from driftgen.ops.modulated_group_norm_triton import backward_kernel
 
-    grad, x, scale, shift = _map(grad), _map(x), side_by_side(scale), side_by_side(shift)
+    grad, x, scale, shift = _map(grad), _map(x), contiguous_rows(scale), contiguous_rows(shift)
     grad_x = torch.empty_like(x, memory_format=torch.channels_last)
     sums = x.new_empty(len(x), 2, x.shape[1], dtype=torch.float32)
     with torch.cuda.device_of(x):

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from driftgen.ops.dispatch import has_kernels, power_of_two
 from driftgen.ops.launch import Launch
 
-__all__ = ["LEAST_VARIANCE", "covers", "map_statistics"]
+__all__ = ["LEAST_VARIANCE", "fused_patch_statistics", "supports_patch_statistics"]
 
 LEAST_VARIANCE = 1e-6  # keeps the gradient of a standard deviation finite where a map is constant
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -30,7 +30,7 @@ TILE, ROWS, LEAST_CHANNELS = 512, 8, 32
 Pairs = list[tuple[Tensor, Tensor]]
 
 
-def covers(feature_map: Tensor, sizes: Sequence[tuple[int, int]]) -> bool:
+def supports_patch_statistics(feature_map: Tensor, sizes: Sequence[tuple[int, int]]) -> bool:
     """Whether the kernels do this map: dense channels-last, a 16- or 32-bit type, up to 64 locations a side,
     over the whole map and patches of 2x2, 4x4 and 8x8 that tile it, each once.
     """
@@ -43,12 +43,13 @@ def covers(feature_map: Tensor, sizes: Sequence[tuple[int, int]]) -> bool:
     )
 
 
-def map_statistics(feature_map: Tensor, sizes: Sequence[tuple[int, int]]) -> tuple[Tensor, Pairs]:
+def fused_patch_statistics(feature_map: Tensor, sizes: Sequence[tuple[int, int]]) -> tuple[Tensor, Pairs]:
     """The vectors x of a map ``[B, C, H, W]`` as ``[B, H·W, C]``, a view, and for each size the mean
     m = Σ x / n and the standard deviation s = √(Σ (x − m)² / n + 1e-6) over patches, ``[B, V, C]`` each.
 
     Means have the type of the map, deviations are float32. One kernel reads the map, and one writes its
-    gradient: that of its vectors plus Σ (∂m + ∂s (x − m) / s) / n over sizes. For what :func:`covers`.
+    gradient: that of its vectors plus Σ (∂m + ∂s (x − m) / s) / n over sizes.
+    Requires :func:`supports_patch_statistics`.
     """
     sides = _sides(feature_map, sizes)
     if sides is None:
@@ -180,7 +181,7 @@ def _launches(shape: torch.Size, largest: int, device: torch.device) -> tuple[La
 # The same for compilers, which do not look into it.
 
 
-@torch.library.custom_op("driftgen::map_statistics", mutates_args=())
+@torch.library.custom_op("driftgen::fused_patch_statistics", mutates_args=())
 def _operation(feature_map: Tensor, sides: Sequence[int]) -> list[Tensor]:
     return _forward(feature_map.contiguous(memory_format=torch.channels_last), sides)
 

@@ -1,7 +1,8 @@
 """Queries, keys and values from the output of their linear layer, as GPU kernels with gradients.
 
-The modules in PyTorch say the same, and do it wherever these kernels do not run; ``covers_heads`` says where
-they do. To ``torch.compile`` every kernel is one operator. Values are a part of what is given: their gradient
+Plain PyTorch modules compute the same where these kernels do not apply;
+``supports_qk_norm_rope`` decides.
+To ``torch.compile`` each kernel is one operator. Values are a part of what is given: their gradient
 then reaches the kernel, which would otherwise be followed by an addition of its own. The linear layer may owe
 its bias the gradient (``linear_and_bias``): the kernel sums it on the way.
 """
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from driftgen.ops.dispatch import VECTOR, power_of_two, supports
 
-__all__ = ["covers_heads", "turned_heads"]
+__all__ = ["qk_norm_rope", "supports_qk_norm_rope"]
 
 HEAD_SIZES = (16, 32, 64, 128)
 HEADS_AT_A_TIME = 8
@@ -23,8 +24,8 @@ WARPS = 4
 PROGRAMS = 2048  # on the way back, if there are tokens enough
 
 
-def covers_heads(x: Tensor, heads: int, parts: int = 3) -> bool:
-    """Whether :func:`turned_heads` takes this output ``[B, T, 3 · heads · head]`` of a linear layer, or with
+def supports_qk_norm_rope(x: Tensor, heads: int, parts: int = 3) -> bool:
+    """Whether :func:`qk_norm_rope` takes this output ``[B, T, 3 · heads · head]`` of a linear layer, or with
     ``parts`` 1 that of a layer with this input ``[B, T, heads · head]``: heads of 16, 32, 64 or 128, tokens
     of one sample that 32-bit numbers can count in.
     """
@@ -33,7 +34,7 @@ def covers_heads(x: Tensor, heads: int, parts: int = 3) -> bool:
     return supports(x) and x.ndim == 3 and head in HEAD_SIZES and tokens * 3 * heads * head < 2**31
 
 
-def turned_heads(
+def qk_norm_rope(
     qkv: Tensor,
     query_weight: Tensor,
     key_weight: Tensor,
@@ -87,7 +88,7 @@ def _head_blocks(tokens: int, heads: int, head: int) -> tuple[int, int]:
     return min(most, power_of_two(tokens)), together
 
 
-@torch.library.custom_op("driftgen::turned_heads", mutates_args=())
+@torch.library.custom_op("driftgen::qk_norm_rope", mutates_args=())
 def _turn(
     qkv: Tensor, query_weight: Tensor, key_weight: Tensor, cos: Tensor, sin: Tensor, heads: int
 ) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from driftgen.support.atomic_write import written_whole
+from driftgen.support.atomic_write import atomic_write
 from driftgen.training.toy_study import Evolution
 
 if TYPE_CHECKING:  # matplotlib takes a second to import and is loaded where a figure is drawn
@@ -111,7 +111,7 @@ def write_animation(evolution: Evolution, path: Path, title: str) -> None:
             pixels = np.asarray(canvas.buffer_rgba())[..., :3]
             pictures.append(Image.fromarray(pixels).quantize(64))
     duration = [80] * (len(pictures) - 1) + [1500]
-    with written_whole(path) as scratch:
+    with atomic_write(path) as scratch:
         pictures[0].save(scratch, save_all=True, append_images=pictures[1:], duration=duration, loop=0)
 
 
@@ -189,5 +189,5 @@ def _spread(steps: list[int], count: int) -> list[int]:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    with written_whole(path) as scratch:
+    with atomic_write(path) as scratch:
         figure.savefig(scratch, dpi=110, facecolor="white")

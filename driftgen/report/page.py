@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
-from driftgen.support.atomic_write import written_whole
+from driftgen.support.atomic_write import atomic_write
 
 __all__ = ["Section", "section_html", "write_page"]
 
@@ -59,7 +59,7 @@ def write_page(path: Path, title: str, introduction: str, sections: list[Section
 {body}
 <footer>{footer}</footer></main></body></html>
 """
-    with written_whole(path) as scratch:
+    with atomic_write(path) as scratch:
         scratch.write_text(page, encoding="utf-8")
     return path
 

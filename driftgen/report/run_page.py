@@ -119,7 +119,7 @@ def _warnings(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _final(stages: Mapping[int, Path]) -> str:
     for step in sorted(stages, reverse=True):
-        if picture := _picture(stages[step], WIDEST, f"samples at step {step}", "sheet large"):
+        if picture := _inline_image(stages[step], WIDEST, f"samples at step {step}", "sheet large"):
             return f"<section><h2>Samples at step {step:,}</h2>{picture}</section>"
     return ""
 
@@ -147,7 +147,7 @@ def _evolution(stages: Mapping[int, Path]) -> str:
     chosen = sorted({steps[round(i * (len(steps) - 1) / (count - 1))] for i in range(count)})
     pictures = []
     for step in chosen:
-        if picture := _picture(stages[step], THUMBNAIL, f"samples at step {step}", "sheet"):
+        if picture := _inline_image(stages[step], THUMBNAIL, f"samples at step {step}", "sheet"):
             pictures.append(f"<figure>{picture}<figcaption>step {step:,}</figcaption></figure>")
     text = "<p>The same noise through the averaged weights (EMA), as training goes on.</p>"
     return (
@@ -183,7 +183,7 @@ def _stages(folder: Path) -> dict[int, Path]:
     return found
 
 
-def _picture(path: Path, widest: int, alt: str, kind: str) -> str:
+def _inline_image(path: Path, widest: int, alt: str, kind: str) -> str:
     """An ``img`` with the picture inside; nothing where it cannot be read."""
     try:
         with Image.open(path) as image:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from driftgen.errors import InputError
 from driftgen.pipeline import DriftPipeline
-from driftgen.support.atomic_write import make_folder, written_whole
+from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.images import contact_sheet
 
 __all__ = ["parse_labels", "write_latents", "write_samples"]
@@ -60,7 +60,7 @@ def write_samples(
     skipped = done
     for images in pipe.stream(labels, guidance=guidance, seed=seed, skip=skipped):
         for image in images:
-            with written_whole(paths[done]) as scratch:
+            with atomic_write(paths[done]) as scratch:
                 image.save(scratch)
             done += 1
         on_step(done, (pipe.evaluated - before) / (done - skipped))
@@ -68,7 +68,7 @@ def write_samples(
     for path in paths[:ON_SHEET]:
         with Image.open(path) as image:
             shown.append(image.copy())
-    with written_whole(out / SHEET) as scratch:
+    with atomic_write(out / SHEET) as scratch:
         contact_sheet(shown).save(scratch)
     return out / SHEET
 
@@ -79,7 +79,7 @@ def write_latents(pipe: DriftPipeline, out: Path, labels: list[int], *, guidance
     if (out / LATENTS).exists():
         raise InputError(f"{out / LATENTS} exists: name another folder")
     latents = pipe(labels, guidance=guidance, seed=seed, output="latent")
-    with written_whole(out / LATENTS) as scratch:
+    with atomic_write(out / LATENTS) as scratch:
         save_file({"latents": latents, "labels": latents.new_tensor(labels).long()}, scratch)
     return out / LATENTS
 
@@ -96,5 +96,5 @@ def _claim(path: Path, record: dict[str, Any]) -> None:
                 f"{path.parent} holds other samples (another {', '.join(differing)}): name another folder"
             )
         return
-    with written_whole(path) as scratch:
+    with atomic_write(path) as scratch:
         scratch.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

@@ -99,7 +99,7 @@ class LiveView:
         else:
             self._live.update(self.render())
 
-    def say(self, text: str) -> None:
+    def info(self, text: str) -> None:
         """One line above the view."""
         self._print(text)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from driftgen.report.figures import draw_comparison, draw_evolution, write_animation
-from driftgen.support.atomic_write import make_folder, written_whole
+from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.provenance import provenance
 from driftgen.training.toy_study import Evolution, ToyConfig
 
@@ -71,5 +71,5 @@ def _write_json(path: Path, record: dict[str, Any]) -> None:
 
 
 def _write_text(path: Path, text: str) -> None:
-    with written_whole(path) as scratch:
+    with atomic_write(path) as scratch:
         scratch.write_text(text, encoding="utf-8")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from driftgen.errors import InputError
 
-__all__ = ["make_folder", "written_whole"]
+__all__ = ["atomic_write", "make_folder"]
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """A path beside ``path`` to write to; it takes its place when all went well and vanishes when not.
 
     So a run that is stopped leaves the old file or the new one, never half of one.

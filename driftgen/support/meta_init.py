@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["without_numbers"]
+__all__ = ["on_meta_device"]
 
 # What fills a tensor in place, of torch.nn.init or by hand.
 FILLING = {
@@ -36,7 +36,7 @@ class _NoInitialisation(TorchFunctionMode):
 
 
 @contextmanager
-def without_numbers() -> Iterator[None]:
+def on_meta_device() -> Iterator[None]:
     """Modules built inside have shapes and types, but no memory: load a state with ``assign=True``."""
     with torch.device("meta"), _NoInitialisation():
         yield

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from driftgen.errors import InputError, unknown_name
-from driftgen.support.atomic_write import written_whole
+from driftgen.support.atomic_write import atomic_write
 from driftgen.support.download import download, first_line, is_repository
 from driftgen.tokenizers.taesd import TinyAutoencoder
 
@@ -235,7 +235,7 @@ class TinyVAE(_Frozen):
         place.mkdir(parents=True, exist_ok=True)
         for name, half in ((ENCODER, self.network.encoder), (DECODER, self.network.decoder)):
             state = {key: tensor.contiguous() for key, tensor in half.state_dict().items()}
-            with written_whole(place / name) as scratch:
+            with atomic_write(place / name) as scratch:
                 save_file(state, scratch)
 
     def _encode(self, images: Tensor, noise: Tensor | None = None) -> Tensor:

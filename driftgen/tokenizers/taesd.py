@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from driftgen.errors import InputError
-from driftgen.support.meta_init import without_numbers
+from driftgen.support.meta_init import on_meta_device
 
 __all__ = ["TinyAutoencoder"]
 
@@ -108,7 +108,7 @@ def _half(what: str, state: Mapping[str, Tensor]) -> tuple[nn.Sequential, int, t
     layers: list[nn.Module] = []
     ends: list[int] = []
     factor = 1
-    with without_numbers():
+    with on_meta_device():
         for i, kind in enumerate(kinds):
             layer = _parameterless(what, kinds, i) if not kind else _layer(what, state, i, kind)
             if layer is None:

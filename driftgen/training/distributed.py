@@ -11,27 +11,27 @@ import torch.distributed as dist
 
 from driftgen.errors import InputError
 
-__all__ = ["Processes"]
+__all__ = ["Distributed"]
 
 
 @dataclass(frozen=True)
-class Processes:
+class Distributed:
     """The processes that train together; alone unless ``torchrun`` started this one.
 
     Attributes:
         rank: position of this one; 0 writes.
-        world: how many there are.
+        world_size: how many there are.
         device: where this one computes.
         group: for collectives; None when alone.
     """
 
     rank: int
-    world: int
+    world_size: int
     device: torch.device
     group: dist.ProcessGroup | None
 
     @classmethod
-    def start(cls, device: str | None = None) -> Processes:
+    def start(cls, device: str | None = None) -> Distributed:
         """Joins the others (NCCL on GPUs, gloo on CPUs). ``device`` is the best there is if None."""
         try:
             chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -56,15 +56,15 @@ class Processes:
         return cls(dist.get_rank(), world, chosen, dist.group.WORLD)
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this one writes."""
         return self.rank == 0
 
-    def share(self, n: int, what: str) -> slice:
+    def shard(self, n: int, what: str) -> slice:
         """Those of n things that are this process's; each gets as many."""
-        if n % self.world:
-            raise InputError(f"{what}={n} must be a multiple of the {self.world} processes")
-        each = n // self.world
+        if n % self.world_size:
+            raise InputError(f"{what}={n} must be a multiple of the {self.world_size} processes")
+        each = n // self.world_size
         return slice(self.rank * each, (self.rank + 1) * each)
 
     def any(self, flag: bool) -> bool:
@@ -75,12 +75,12 @@ class Processes:
         dist.all_reduce(value, dist.ReduceOp.MAX, group=self.group)
         return bool(value.item())
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Until all are here."""
         if self.group is not None:
             dist.barrier(group=self.group)
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Ends the group."""
         if self.group is not None and dist.is_initialized():
             dist.destroy_process_group()

@@ -11,10 +11,10 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from driftgen.errors import InputError
 
-__all__ = ["Averages", "unwrapped"]
+__all__ = ["EMA", "unwrapped"]
 
 
-class Averages:
+class EMA:
     """θ̄ ← d θ̄ + (1 - d) θ after each step, for each decay d, from the initial weights and without warm-up.
 
     Parameters are averaged in their own number type; buffers are those of the model. The copies are in

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from driftgen.errors import InputError
 from driftgen.generators.base import Noise
-from driftgen.ops.cuda_graphs import NotRecordedError, WaitsError, record
+from driftgen.ops.cuda_graphs import CaptureError, SynchronizationError, capture
 from driftgen.training.config import TrainConfig
-from driftgen.training.distributed import Processes
-from driftgen.training.step import Drawn, DriftStep, StepOutput
+from driftgen.training.distributed import Distributed
+from driftgen.training.step import DriftStep, StepInputs, StepOutput
 
-__all__ = ["RecordedStep", "can_record"]
+__all__ = ["GraphedStep", "can_capture"]
 
 
-def can_record(config: TrainConfig, processes: Processes) -> bool:
+def can_capture(config: TrainConfig, processes: Distributed) -> bool:
     """Whether the steps of a run are worth recording, and may be: whole steps of one process on a GPU.
 
     Parts keep a GPU busy as they are, those of "previous" change what they read; checkpointing looks at the
@@ -33,14 +33,14 @@ def can_record(config: TrainConfig, processes: Processes) -> bool:
     )
 
 
-class _Recording(NamedTuple):
+class _CapturedStep(NamedTuple):
     graph: torch.cuda.CUDAGraph
-    drawn: Drawn  # where it reads
+    drawn: StepInputs  # where it reads
     output: StepOutput
     gradients: list[Tensor | None]
 
 
-class RecordedStep:
+class GraphedStep:
     """A :class:`DriftStep` as a CUDA graph, recorded at the first call and whenever the sizes change.
 
     Takes and gives what the step does, to the last bit; but gradients replace those that are there, and what
@@ -50,25 +50,25 @@ class RecordedStep:
     Args:
         step: whole, of one process.
         parameters: those that get gradients.
-        say: told why, if it cannot be recorded.
+        info: told why, if it cannot be recorded.
     """
 
     def __init__(
         self,
         step: DriftStep,
         parameters: Iterable[nn.Parameter],
-        say: Callable[[str], None] = lambda text: None,
+        info: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.step, self.say = step, say
+        self.step, self.info = step, info
         self.parameters = [p for p in parameters if p.requires_grad]
-        self.recordable = True
-        self._recording: _Recording | None = None
+        self.capturable = True
+        self._captured: _CapturedStep | None = None
 
-    def __call__(self, drawn: Drawn) -> StepOutput:
+    def __call__(self, drawn: StepInputs) -> StepOutput:
         """The gradient of the step, in ``.grad``."""
-        found = self._recording
+        found = self._captured
         if found is None or _sizes(found.drawn) != _sizes(drawn):
-            found = self._record(drawn) if self.recordable else None
+            found = self._capture(drawn) if self.capturable else None
         if found is None:
             return self.step(drawn)
         for static, tensor in zip(_tensors(found.drawn), _tensors(drawn), strict=True):
@@ -78,9 +78,9 @@ class RecordedStep:
             parameter.grad = gradient
         return found.output
 
-    def _record(self, drawn: Drawn) -> _Recording | None:
-        self._recording = None  # its memory goes before there is a new one
-        static = Drawn(
+    def _capture(self, drawn: StepInputs) -> _CapturedStep | None:
+        self._captured = None  # its memory goes before there is a new one
+        static = StepInputs(
             drawn.labels.clone(),
             drawn.alpha.clone(),
             Noise(*(tensor.clone() for tensor in drawn.noise)),
@@ -93,25 +93,25 @@ class RecordedStep:
             return self.step(static)
 
         try:
-            graph, output = record(compute)
-        except WaitsError as error:
-            self.recordable = False
+            graph, output = capture(compute)
+        except SynchronizationError as error:
+            self.capturable = False
             self._clear()
-            self.say(f"steps run launch by launch: {error}; cuda_graph=false leaves out the attempt")
+            self.info(f"steps run launch by launch: {error}; cuda_graph=false leaves out the attempt")
             return None
-        except NotRecordedError as error:
+        except CaptureError as error:
             raise InputError(f"a training step: {error}; try --set cuda_graph=false") from None
-        self._recording = _Recording(graph, static, output, [p.grad for p in self.parameters])
-        return self._recording
+        self._captured = _CapturedStep(graph, static, output, [p.grad for p in self.parameters])
+        return self._captured
 
     def _clear(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None
 
 
-def _tensors(drawn: Drawn) -> list[Tensor]:
+def _tensors(drawn: StepInputs) -> list[Tensor]:
     return [drawn.labels, drawn.alpha, *drawn.noise, drawn.positives, drawn.unconditional]
 
 
-def _sizes(drawn: Drawn) -> list[tuple[torch.Size, torch.dtype]]:
+def _sizes(drawn: StepInputs) -> list[tuple[torch.Size, torch.dtype]]:
     return [(tensor.shape, tensor.dtype) for tensor in _tensors(drawn)]

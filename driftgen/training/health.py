@@ -10,9 +10,9 @@ from typing import Any, TypeGuard
 
 from torch import Tensor, nn
 
-from driftgen.training.step_metrics import group_of, measure
+from driftgen.training.step_metrics import feature_group, measure
 
-__all__ = ["Health", "group_of", "measure", "never_trained"]
+__all__ = ["Health", "feature_group", "measure", "never_trained"]
 
 WINDOW = 10  # rows that a verdict looks at, so that no single step decides
 KEPT = 6 * WINDOW  # rows remembered

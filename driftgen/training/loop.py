@@ -17,17 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from driftgen.errors import InputError, NotFiniteError
-from driftgen.support.atomic_write import make_folder, written_whole
+from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.training.checkpoint import Checkpoint, Checkpoints
 from driftgen.training.config import PretrainConfig, TrainConfig
-from driftgen.training.distributed import Processes
-from driftgen.training.ema import Averages, unwrapped
+from driftgen.training.distributed import Distributed
+from driftgen.training.ema import EMA, unwrapped
 from driftgen.training.optimizer import clip, learning_rate, make_optimizer
 from driftgen.training.recipes import differences, load_recipe, to_yaml
-from driftgen.training.sharding import gathered, mesh_of, shard, shared_like
+from driftgen.training.sharding import gather_state, make_mesh, shard, shard_like
 from driftgen.training.trackers import Trackers
 
-__all__ = ["CHECKPOINTS", "CONFIG", "METRICS", "Loop", "Task", "View", "check_run", "claim_run"]
+__all__ = ["CHECKPOINTS", "CONFIG", "METRICS", "Loop", "Task", "View", "check_run", "create_run"]
 
 CONFIG, METRICS, CHECKPOINTS = "config.yaml", "metrics.jsonl", "checkpoints"
 BAD_IN_A_ROW = 3
@@ -40,7 +40,7 @@ class View(Protocol):
 
     def update(self, row: Mapping[str, Any]) -> None: ...
 
-    def say(self, text: str) -> None: ...
+    def info(self, text: str) -> None: ...
 
     def warn(self, text: str) -> None: ...
 
@@ -58,7 +58,7 @@ class Task(Protocol):
         """Further figures of the step just computed, for metrics.jsonl."""
         ...
 
-    def picture(self, model: nn.Module, path: Path) -> None:
+    def save_samples(self, model: nn.Module, path: Path) -> None:
         """Draws what the averaged model does at present."""
         ...
 
@@ -86,10 +86,10 @@ def check_run(folder: Path, config: TrainConfig | PretrainConfig, *, override: b
         raise InputError(f"{folder} is not empty and holds no run: give another --out")
 
 
-def claim_run(folder: Path, config: TrainConfig | PretrainConfig, **header: Any) -> None:
+def create_run(folder: Path, config: TrainConfig | PretrainConfig, **header: Any) -> None:
     """Makes the folder of a run; only once all its parts are known to fit together."""
     make_folder(folder)
-    with written_whole(folder / CONFIG) as scratch:
+    with atomic_write(folder / CONFIG) as scratch:
         scratch.write_text(to_yaml(config), encoding="utf-8")
     if not (folder / METRICS).exists():
         (folder / METRICS).write_text(json.dumps({"header": header}) + "\n", encoding="utf-8")
@@ -115,7 +115,7 @@ class Loop:
     folder: Path
     config: TrainConfig | PretrainConfig
     task: Task
-    processes: Processes
+    processes: Distributed
     view: View
     finish: Callable[[Mapping[str, nn.Module], int], None]
     report: Callable[[Path], object] | None = None
@@ -125,12 +125,12 @@ class Loop:
     stopping: str | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.averages = Averages(self.task.model, self.config.ema)
+        self.averages = EMA(self.task.model, self.config.ema)
         self._shard()
         self.parameters = [p for p in unwrapped(self.task.model).parameters() if p.requires_grad]
         self.optimizer = make_optimizer(self.parameters, self.config.optim)
         output = self.config.output
-        self.trackers = Trackers(self.config, self.folder) if self.processes.first else None
+        self.trackers = Trackers(self.config, self.folder) if self.processes.is_main else None
         self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, output.keep_last, output.keep_every)
         self.spent = 0.0  # seconds of the run before this process
         self.norms: list[float] = []
@@ -166,7 +166,7 @@ class Loop:
                 if good and (self.step % config.output.metrics_every == 0 or last):
                     self._record(loss, norm)
                 if self.step % config.output.samples_every == 0 or last:
-                    self._picture()
+                    self._save_samples()
                 if self.step % config.output.checkpoint_every == 0 and not last:
                     self._save()
         self._save()
@@ -174,30 +174,30 @@ class Loop:
             self.trackers.close()
         complete = self.step >= config.optim.steps
         models = {decay: self._whole(model) for decay, model in self.averages.models.items()}
-        if processes.first:
+        if processes.is_main:
             self.finish(models, self.step)
             self._report()
-        processes.wait()
+        processes.barrier()
         if not complete:
-            self.view.say(
+            self.view.info(
                 f"stopped by {self.stopping} after step {self.step}; the same command goes on from there"
             )
         return complete
 
     def _shard(self) -> None:
         """With ``fsdp``, leaves this process its share of the model and of its averages."""
-        mesh = mesh_of(self.config, self.processes)
+        mesh = make_mesh(self.config, self.processes)
         self.sharded = mesh is not None
         if mesh is None:
             if self.config.fsdp:
-                self.view.say(
+                self.view.info(
                     "fsdp is set, but one process alone holds everything: "
                     "start several with torchrun --nproc-per-node N -m driftgen ..."
                 )
             return
         model = unwrapped(self.task.model)
         # Shares cannot be copied: the first process keeps a copy in main memory to put whole models into.
-        self._copy = copy.deepcopy(model).requires_grad_(False).eval() if self.processes.first else None
+        self._copy = copy.deepcopy(model).requires_grad_(False).eval() if self.processes.is_main else None
         for part in (model, *self.averages.models.values()):
             shard(part, mesh)
 
@@ -205,20 +205,20 @@ class Loop:
         """An averaged model that the first process can use alone; all processes take part."""
         if not self.sharded:
             return model
-        state = gathered(model.state_dict(), keep=self.processes.first)
+        state = gather_state(model.state_dict(), keep=self.processes.is_main)
         if self._copy is None:
             return model
         whole = copy.deepcopy(self._copy)
         whole.load_state_dict(state)
         return whole
 
-    def _picture(self) -> None:
+    def _save_samples(self) -> None:
         model = self._whole(self.averages.first)
-        if self.processes.first:
+        if self.processes.is_main:
             path = self.folder / "samples" / f"step-{self.step:07d}.png"
-            self.task.picture(model.to(self.processes.device), path)
+            self.task.save_samples(model.to(self.processes.device), path)
             if self.trackers is not None:
-                self.trackers.picture(path, self.step)
+                self.trackers.save_samples(path, self.step)
 
     def _update(self) -> tuple[float | None, float]:
         """One step: its loss and gradient norm; None for a step that was skipped."""
@@ -240,7 +240,7 @@ class Loop:
 
     def _record(self, loss: float | None, norm: float) -> None:
         measured = self.task.measure()  # all processes: some figures are shared
-        if not self.processes.first:
+        if not self.processes.is_main:
             return
         now = time.monotonic()
         rate = (self.step - self._last_step) * self.task.samples_per_step() / max(now - self._last, 1e-9)
@@ -274,7 +274,7 @@ class Loop:
             self.report(self.folder)
 
     def _told_to_stop(self) -> bool:
-        if self.processes.world == 1:
+        if self.processes.world_size == 1:
             return self.stopping is not None
         if self.step % AGREE_EVERY:
             return False
@@ -297,8 +297,8 @@ class Loop:
         tensors["random/cpu"] = torch.get_rng_state()
         if self.processes.device.type == "cuda":
             tensors["random/cuda"] = torch.cuda.get_rng_state(self.processes.device)
-        tensors = gathered(tensors, keep=self.processes.first)
-        if self.processes.first:
+        tensors = gather_state(tensors, keep=self.processes.is_main)
+        if self.processes.is_main:
             seconds = self.spent + time.monotonic() - self._started
             record = {
                 "step": self.step,
@@ -308,23 +308,23 @@ class Loop:
                 "config": self.config.model_dump(mode="json"),
             }
             self.checkpoints.save(self.step, tensors, record)
-        self.processes.wait()
+        self.processes.barrier()
 
     def _resume(self) -> None:
         found = self.checkpoints.load()
         for line in self.checkpoints.damaged:
-            self.view.say(line)
+            self.view.info(line)
         if found is None:
             return
         try:
-            self._take(found)
+            self._restore(found)
         except (InputError, RuntimeError, LookupError, ValueError) as error:
             raise InputError(
                 f"{found.path} does not fit this configuration: {str(error).splitlines()[0]}"
             ) from None
-        self.view.say(f"resumed after step {self.step}")
+        self.view.info(f"resumed after step {self.step}")
 
-    def _take(self, found: Checkpoint) -> None:
+    def _restore(self, found: Checkpoint) -> None:
         parts: dict[str, dict[str, Tensor]] = {
             "model": {},
             "ema": {},
@@ -337,14 +337,14 @@ class Loop:
             parts[part][rest] = tensor
         for part, holder in (("model", unwrapped(self.task.model)), ("ema", self.averages)):
             own = holder.state_dict()
-            holder.load_state_dict({k: shared_like(v, own.get(k)) for k, v in parts[part].items()})
+            holder.load_state_dict({k: shard_like(v, own.get(k)) for k, v in parts[part].items()})
         self.task.load_state_dict(parts["task"])
         state: dict[int, dict[str, Tensor]] = {}
         for name, tensor in parts["optimizer"].items():
             index, key = name.split("/", 1)
             parameter = None if key == "step" else self.parameters[int(index)]
             # A copy: the file's own pages are not to be written to by every update.
-            state.setdefault(int(index), {})[key] = shared_like(tensor.clone(), parameter)
+            state.setdefault(int(index), {})[key] = shard_like(tensor.clone(), parameter)
         known = self.optimizer.state_dict()
         self.optimizer.load_state_dict({"state": state, "param_groups": known["param_groups"]})
         torch.set_rng_state(parts["random"]["cpu"].clone())

@@ -14,14 +14,14 @@ from torch.nn.parallel import DistributedDataParallel
 from driftgen.model_io import save_model
 from driftgen.ops.compile import compile_parts, to_channels_last
 from driftgen.pipeline import RUN_MODEL
-from driftgen.support.atomic_write import make_folder, written_whole
+from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.images import contact_sheet, to_pil, to_uint8
-from driftgen.support.rng import generator_of, seed_of
+from driftgen.support.rng import derive_generator, derive_seed
 from driftgen.training.build import build_mae, make_tokenizer, open_data
 from driftgen.training.config import Masking, PretrainConfig
-from driftgen.training.distributed import Processes
-from driftgen.training.loop import Loop, View, check_run, claim_run
-from driftgen.training.sharding import mesh_of
+from driftgen.training.distributed import Distributed
+from driftgen.training.loop import Loop, View, check_run, create_run
+from driftgen.training.sharding import make_mesh
 
 __all__ = ["Pretraining", "classification_weight", "pretrain"]
 
@@ -41,10 +41,10 @@ def classification_weight(config: Masking, step: int, steps: int) -> float:
 class Pretraining:
     """The task of the loop: masked images in, reconstruction (and classification) loss out."""
 
-    def __init__(self, config: PretrainConfig, processes: Processes) -> None:
+    def __init__(self, config: PretrainConfig, processes: Distributed) -> None:
         self.config, self.processes = config, processes
         self.data = open_data(config.data)
-        torch.manual_seed(seed_of(config.seed, WEIGHTS))
+        torch.manual_seed(derive_seed(config.seed, WEIGHTS))
         self.tokenizer = make_tokenizer(config.tokenizer, processes.device)
         shape = self.data.shape
         if self.tokenizer is not None:
@@ -52,7 +52,7 @@ class Pretraining:
             f = self.tokenizer.factor
             shape = (self.tokenizer.latent_channels, shape[1] // f, shape[2] // f)
         self.mae = build_mae(config.mae, shape, len(self.data.class_names))
-        mesh = mesh_of(config, processes)
+        mesh = make_mesh(config, processes)
         if mesh is None:
             self.mae.to(processes.device)  # else the loop moves it, share by share
         self.model: nn.Module = self.mae
@@ -65,7 +65,7 @@ class Pretraining:
             self.model = DistributedDataParallel(
                 self.model, find_unused_parameters=config.mae.finetune_steps > 0
             )
-        self.rows = processes.share(config.batch_size, "batch_size")
+        self.rows = processes.shard(config.batch_size, "batch_size")
         self.autocast = torch.bfloat16 if config.precision == "bfloat16" else None
         self.found: dict[str, Tensor] = {}
 
@@ -78,19 +78,19 @@ class Pretraining:
         first, found = step * size, torch.empty(0, dtype=torch.int64)
         while len(found) < size:
             epoch, start = divmod(first + len(found), n)
-            order = torch.randperm(n, generator=generator_of(self.config.seed, ORDER, epoch))
+            order = torch.randperm(n, generator=derive_generator(self.config.seed, ORDER, epoch))
             found = torch.cat([found, order[start : start + size - len(found)]])
         return found
 
     def gradient(self, step: int) -> Tensor:
         config, device = self.config, self.processes.device
         chosen = self.indices(step)[self.rows]
-        seed = seed_of(config.seed, step, AUGMENT)
+        seed = derive_seed(config.seed, step, AUGMENT)
         images = self._load(chosen, seed, self.rows.start)
         labels = self.data.labels[chosen].to(device)
         weight = classification_weight(config.mae, step, config.optim.steps)
         height, width = (side // self.mae.patchify for side in images.shape[2:])
-        random = generator_of(config.seed, step, MASK)
+        random = derive_generator(config.seed, step, MASK)
         mask = self.mae.sample_mask(config.batch_size, random, size=(height, width))[self.rows]
         total = images.new_zeros(())
         self.found = {}
@@ -114,7 +114,7 @@ class Pretraining:
         if self.tokenizer is None:
             return images
         with torch.no_grad():
-            return self.tokenizer.encode(images, generator_of(seed, first, LATENT))
+            return self.tokenizer.encode(images, derive_generator(seed, first, LATENT))
 
     def measure(self) -> dict[str, Any]:
         found = {name: value.item() for name, value in self.found.items()}
@@ -125,20 +125,20 @@ class Pretraining:
         }
 
     @torch.no_grad()
-    def picture(self, model: nn.Module, path: Path) -> None:
+    def save_samples(self, model: nn.Module, path: Path) -> None:
         """Images, what the encoder sees of them, and what the decoder makes of that."""
         images = self._load(torch.arange(min(SHOWN, len(self.data.labels))), 0)
         if images.shape[1] not in (1, 3):
             return
         mae: Any = model
         size = (images.shape[2] // mae.patchify, images.shape[3] // mae.patchify)
-        mask = mae.sample_mask(len(images), generator_of(self.config.seed, PICTURE), size=size)
+        mask = mae.sample_mask(len(images), derive_generator(self.config.seed, PICTURE), size=size)
         p = mae.patchify
         seen = mask.repeat_interleave(p, 2).repeat_interleave(p, 3)
         made = mae.unpatchify(mae.reconstruct(images, mask))
         rows = [images, images * (1 - seen), images * (1 - seen) + made.float() * seen]
         make_folder(path.parent)
-        with written_whole(path) as scratch:
+        with atomic_write(path) as scratch:
             contact_sheet(to_pil(to_uint8(torch.cat(rows))), columns=len(images)).save(scratch)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -151,7 +151,7 @@ class Pretraining:
 def pretrain(
     config: PretrainConfig,
     folder: Path,
-    processes: Processes,
+    processes: Distributed,
     view: View,
     *,
     name: str = "",
@@ -170,9 +170,9 @@ def pretrain(
         source = {"recipe": name, "step": step, "ema": decay}
         save_model(first, folder / RUN_MODEL, source=source, class_names=task.data.class_names)
 
-    if processes.first:
-        claim_run(folder, config, task="pretrain", recipe=name)
-    processes.wait()
+    if processes.is_main:
+        create_run(folder, config, task="pretrain", recipe=name)
+    processes.barrier()
     try:
         return Loop(folder, config, task, processes, view, finish, report).run()
     finally:

@@ -16,16 +16,16 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from driftgen.features.stack import DecodeFirst, FeatureStack
 from driftgen.training.config import PretrainConfig, TrainConfig
-from driftgen.training.distributed import Processes
+from driftgen.training.distributed import Distributed
 
-__all__ = ["gathered", "mesh_of", "shard", "shard_features", "shared_like"]
+__all__ = ["gather_state", "make_mesh", "shard", "shard_features", "shard_like"]
 
 
-def mesh_of(config: TrainConfig | PretrainConfig, processes: Processes) -> DeviceMesh | None:
+def make_mesh(config: TrainConfig | PretrainConfig, processes: Distributed) -> DeviceMesh | None:
     """Who holds the shares; None where every process holds everything."""
     if not config.fsdp or processes.group is None:
         return None
-    return init_device_mesh(processes.device.type, (processes.world,))
+    return init_device_mesh(processes.device.type, (processes.world_size,))
 
 
 def shard(module: nn.Module, mesh: DeviceMesh) -> None:
@@ -50,7 +50,7 @@ def shard_features(phi: FeatureStack, mesh: DeviceMesh) -> None:
             register_fsdp_forward_method(encoder, "features")
 
 
-def gathered(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
+def gather_state(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
     """Whole tensors, in main memory where they were shared. All processes must call it; those that do not
     ``keep`` them get none.
     """
@@ -63,7 +63,7 @@ def gathered(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
     return found
 
 
-def shared_like(whole: Tensor, example: Tensor | None) -> Tensor:
+def shard_like(whole: Tensor, example: Tensor | None) -> Tensor:
     """This process's share of a tensor that all of them have, if that is how ``example`` is held."""
     if not isinstance(example, DTensor) or whole.shape != example.shape:
         return whole

@@ -18,13 +18,13 @@ from driftgen.drift.loss import DriftingLoss, LossOutput, Statistics
 from driftgen.features.stack import FeatureStack
 from driftgen.generators.base import Noise
 
-__all__ = ["Drawn", "DriftStep", "StepOutput"]
+__all__ = ["DriftStep", "StepInputs", "StepOutput"]
 
 Features = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Drawn:
+class StepInputs:
     """Everything that one step of this process is computed from.
 
     Attributes:
@@ -95,7 +95,7 @@ class DriftStep:
         # DDP and FSDP average gradients over processes, the loss means their sum.
         self.processes = 1 if group is None else dist.get_world_size(group)
 
-    def __call__(self, drawn: Drawn) -> StepOutput:
+    def __call__(self, drawn: StepInputs) -> StepOutput:
         """The gradient of the step; the caller clears ``.grad`` before."""
         if self.micro == 1:
             return self._whole(drawn)
@@ -108,16 +108,16 @@ class DriftStep:
         )
         return output
 
-    def _whole(self, drawn: Drawn) -> StepOutput:
+    def _whole(self, drawn: StepInputs) -> StepOutput:
         generated = self._generated_features(drawn, self.generator)
         positives, unconditional = self._real_features(drawn)
         out = self._loss(drawn, generated, positives, unconditional)
         (out.loss * self.processes).backward()
         return _output(out.loss, out, generated, positives)
 
-    def _exact(self, drawn: Drawn) -> StepOutput:
+    def _exact(self, drawn: StepInputs) -> StepOutput:
         plain = getattr(self.generator, "module", self.generator)
-        generated, positives, unconditional = _Kept(), _Kept(), _Kept()
+        generated, positives, unconditional = FeatureBuffer(), FeatureBuffer(), FeatureBuffer()
         total = len(drawn.labels)
         with torch.no_grad():
             for part, classes in self._parts(drawn):
@@ -138,7 +138,7 @@ class DriftStep:
         return output
 
     @torch.no_grad()
-    def _measured(self, drawn: Drawn) -> Statistics:
+    def _measured(self, drawn: StepInputs) -> Statistics:
         """Scale and drift norms of the whole step, part by part: first the one, then, given it, the other."""
         ones = torch.ones((), device=drawn.labels.device)
         groups = len(drawn.labels) * self.processes
@@ -154,7 +154,7 @@ class DriftStep:
             statistics = Statistics(scale, drift, groups)
         return statistics
 
-    def _with_previous(self, drawn: Drawn, statistics: Statistics) -> StepOutput:
+    def _with_previous(self, drawn: StepInputs, statistics: Statistics) -> StepOutput:
         total, sums = len(drawn.labels), _Sums()
         for part, classes in self._parts(drawn):
             with self._synchronised(classes.stop == total):
@@ -168,7 +168,7 @@ class DriftStep:
         drifts, scales = (dict(zip(names, t.unbind(), strict=True)) for t in (drift, scale))
         return StepOutput(loss, drifts, scales, _detached(generated), positives)
 
-    def _pairs(self, drawn: Drawn) -> Tensor:
+    def _pairs(self, drawn: StepInputs) -> Tensor:
         """The weight that the mean distance of a part has in that of the whole step."""
         u = drawn.unconditional.shape[1]
         each = self.generated + drawn.positives.shape[1]
@@ -184,7 +184,7 @@ class DriftStep:
         loss, weight, scale, drift = flat.split([t.numel() for t in sums.values])
         return loss[0], scale / weight, drift.reshape(sums.values[3].shape)
 
-    def _parts(self, drawn: Drawn) -> Iterator[tuple[Drawn, slice]]:
+    def _parts(self, drawn: StepInputs) -> Iterator[tuple[StepInputs, slice]]:
         """The classes in ``micro`` parts of about the same size."""
         classes, n = len(drawn.labels), self.generated
         edges = [round(i * classes / self.micro) for i in range(self.micro + 1)]
@@ -194,7 +194,7 @@ class DriftStep:
             rows = slice(start, stop)
             samples = slice(start * n, stop * n)
             noise = type(drawn.noise)(*(t[samples] for t in drawn.noise))
-            part = Drawn(
+            part = StepInputs(
                 drawn.labels[rows],
                 drawn.alpha[rows],
                 noise,
@@ -203,7 +203,7 @@ class DriftStep:
             )
             yield part, rows
 
-    def _generated_features(self, drawn: Drawn, generator: nn.Module) -> Features:
+    def _generated_features(self, drawn: StepInputs, generator: nn.Module) -> Features:
         n = self.generated
         with self._precision(drawn.labels.device):
             samples = generator(
@@ -220,7 +220,7 @@ class DriftStep:
         return {k: v.to(self.autocast) for k, v in self.phi.features(samples).items()}
 
     @torch.no_grad()
-    def _real_features(self, drawn: Drawn) -> tuple[Features, Features]:
+    def _real_features(self, drawn: StepInputs) -> tuple[Features, Features]:
         real = torch.cat([drawn.positives, drawn.unconditional], dim=1)
         with self._precision(real.device):
             features = _grouped(self._encode(real.flatten(0, 1)), len(real))
@@ -230,7 +230,7 @@ class DriftStep:
 
     def _loss(
         self,
-        drawn: Drawn,
+        drawn: StepInputs,
         generated: Features,
         positives: Features,
         unconditional: Features,
@@ -267,7 +267,7 @@ class _Sums:
         self.values = found if not self.values else [a + b for a, b in zip(self.values, found, strict=True)]
 
 
-class _Kept:
+class FeatureBuffer:
     """Features of a whole step, filled part by part without ever being there twice."""
 
     def __init__(self) -> None:

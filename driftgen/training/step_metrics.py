@@ -14,7 +14,7 @@ from torch import Tensor
 from driftgen.drift.kernels import farthest
 from driftgen.drift.loss import DriftingLoss, LossOutput
 
-__all__ = ["group_of", "measure"]
+__all__ = ["feature_group", "measure"]
 
 PER_GROUP = 3  # features measured in each group, the smallest ones
 CLASSES, SAMPLES, VECTORS = 32, 32, 2  # of each feature, at most
@@ -22,7 +22,7 @@ SAMPLE, INPUT = "global", ("global", "norm_x")  # the sample itself; features th
 DEAD = 1e-4  # of the largest mean distance in a feature's group
 
 
-def group_of(name: str) -> str:
+def feature_group(name: str) -> str:
     """The feature group of a feature: ``mae/layer1`` of ``mae/layer1_blk2_mean_4``."""
     prefix, slash, last = name.rpartition("/")
     return prefix + slash + re.split(r"_(?:mean|std|blk)", last, maxsplit=1)[0]
@@ -55,7 +55,7 @@ def measure(
     """
     groups: dict[str, list[str]] = {}
     for name in generated:
-        groups.setdefault(group_of(name), []).append(name)
+        groups.setdefault(feature_group(name), []).append(name)
     order = [name for names in groups.values() for name in names]
     assert isinstance(output.drift, dict)
     assert isinstance(output.scale, dict)

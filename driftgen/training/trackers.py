@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from driftgen.errors import InputError
-from driftgen.support.atomic_write import written_whole
+from driftgen.support.atomic_write import atomic_write
 from driftgen.training.config import PretrainConfig, TrainConfig
 
 __all__ = ["Trackers", "scalars"]
@@ -51,7 +51,7 @@ class Trackers:
         if self.wandb is not None:
             self.wandb.log(dict(scalars(row)), step=step)
 
-    def picture(self, path: Path, step: int) -> None:
+    def save_samples(self, path: Path, step: int) -> None:
         """The samples of a step, if any were drawn."""
         if not path.is_file():
             return
@@ -73,7 +73,7 @@ def _identity(folder: Path) -> str:
     """Of the run, kept in its folder, so that one that is resumed goes on with the same curves."""
     path = folder / "wandb-id"
     if not path.is_file():
-        with written_whole(path) as scratch:
+        with atomic_write(path) as scratch:
             scratch.write_text(uuid.uuid4().hex[:8], encoding="utf-8")
     return path.read_text(encoding="utf-8").strip()
 

@@ -17,17 +17,17 @@ from driftgen.errors import InputError
 from driftgen.generators.base import Noise
 from driftgen.ops.compile import compile_parts, to_channels_last
 from driftgen.pipeline import RUN_MODEL, DriftPipeline
-from driftgen.support.atomic_write import make_folder, written_whole
+from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.images import contact_sheet, to_pil, to_uint8
-from driftgen.support.rng import generator_of, seed_of
+from driftgen.support.rng import derive_generator, derive_seed
 from driftgen.training.build import build_features, build_generator, make_tokenizer, open_data
 from driftgen.training.config import TrainConfig
-from driftgen.training.distributed import Processes
-from driftgen.training.graphed_step import RecordedStep, can_record
+from driftgen.training.distributed import Distributed
+from driftgen.training.graphed_step import GraphedStep, can_capture
 from driftgen.training.health import Health, never_trained
-from driftgen.training.loop import Loop, View, check_run, claim_run
-from driftgen.training.sharding import mesh_of
-from driftgen.training.step import Drawn, DriftStep, StepOutput
+from driftgen.training.loop import Loop, View, check_run, create_run
+from driftgen.training.sharding import make_mesh
+from driftgen.training.step import DriftStep, StepInputs, StepOutput
 from driftgen.training.step_metrics import measure
 
 __all__ = ["Training", "train"]
@@ -41,7 +41,7 @@ class Training:
     """The task of the loop: draws a step, computes its gradient, measures its health."""
 
     def __init__(
-        self, config: TrainConfig, processes: Processes, say: Callable[[str], None] = lambda text: None
+        self, config: TrainConfig, processes: Distributed, info: Callable[[str], None] = lambda text: None
     ) -> None:
         self.config, self.processes = config, processes
         device = processes.device
@@ -51,11 +51,11 @@ class Training:
         self.source = open_source(self.data, sizes, config.queue, config.seed, ahead=device.type == "cuda")
         self.tokenizer = make_tokenizer(config.tokenizer, device)
         classes = self.source.num_classes
-        torch.manual_seed(seed_of(config.seed, WEIGHTS))
+        torch.manual_seed(derive_seed(config.seed, WEIGHTS))
         self.generator = build_generator(
             config.generator, self.source.shape, classes, checkpoint_blocks=config.checkpoint_blocks
         )
-        mesh = mesh_of(config, processes)
+        mesh = make_mesh(config, processes)
         if mesh is None:
             self.generator.to(device)  # else the loop moves it, share by share
         phi = build_features(config, self.source.shape, self.tokenizer, device, mesh)
@@ -68,7 +68,7 @@ class Training:
                 to_channels_last(phi)
         if processes.group is not None and mesh is None:
             self.model = DistributedDataParallel(self.model)
-        self.part = processes.share(config.batch.classes, "batch.classes")
+        self.part = processes.shard(config.batch.classes, "batch.classes")
         loss = DriftingLoss(**config.loss.model_dump(), process_group=processes.group)
         self.step = DriftStep(
             self.model,
@@ -79,15 +79,15 @@ class Training:
             mode=config.batch.mode,
             autocast=torch.bfloat16 if config.precision == "bfloat16" else None,
         )
-        self.compute: Callable[[Drawn], StepOutput] = self.step
-        if can_record(config, processes):
-            self.compute = RecordedStep(self.step, self.generator.parameters(), say)
-        self.found: tuple[Drawn, StepOutput] | None = None
+        self.compute: Callable[[StepInputs], StepOutput] = self.step
+        if can_capture(config, processes):
+            self.compute = GraphedStep(self.step, self.generator.parameters(), info)
+        self.found: tuple[StepInputs, StepOutput] | None = None
 
     def samples_per_step(self) -> int:
         return self.config.batch.classes * self.config.batch.generated
 
-    def draw(self, step: int) -> Drawn:
+    def draw(self, step: int) -> StepInputs:
         """All that is random in a step; the same whatever the processes it is shared by."""
         config, device = self.config, self.processes.device
         real = self.source.draw(step, self.part)
@@ -98,16 +98,16 @@ class Training:
             guidance.high,
             guidance.power,
             guidance.no_guidance,
-            generator_of(config.seed, step, ALPHA),
+            derive_generator(config.seed, step, ALPHA),
         )
         if config.batch.unconditional == 0:
             alpha = torch.ones_like(alpha)  # nothing to guide away from
         noise = []
         for position in range(config.batch.classes)[self.part]:
             # Drawn where it is needed, by the device's own generator: many numbers.
-            _seed(device, seed_of(config.seed, step, NOISE, position))
+            _seed(device, derive_seed(config.seed, step, NOISE, position))
             noise.append(self.generator.sample_noise(config.batch.generated))  # type: ignore[operator]
-        return Drawn(
+        return StepInputs(
             real.labels.to(device, non_blocking=True),
             alpha[self.part].to(device, non_blocking=True),
             Noise(*(torch.cat(parts) for parts in zip(*noise, strict=True))),
@@ -131,7 +131,7 @@ class Training:
             **measure(output.generated, output.positives, found, self.step.loss),
         }
 
-    def picture(self, model: nn.Module, path: Path) -> None:
+    def save_samples(self, model: nn.Module, path: Path) -> None:
         pipe = self.pipeline(model)
         classes = min(SHOWN_CLASSES, self.source.num_classes)
         each = SHOWN_EACH if classes > 1 else SHOWN_CLASSES * SHOWN_EACH
@@ -139,14 +139,14 @@ class Training:
             images = pipe(
                 [label for label in range(classes) for _ in range(each)],
                 guidance=self.config.output.sample_guidance,
-                seed=seed_of(self.config.seed, PICTURE),
+                seed=derive_seed(self.config.seed, PICTURE),
                 output="tensor",
             )
             pictures = to_pil(to_uint8(images))
         except InputError:
             return  # samples that cannot be shown, such as latents without their tokenizer
         make_folder(path.parent)
-        with written_whole(path) as scratch:
+        with atomic_write(path) as scratch:
             contact_sheet(pictures, columns=SHOWN_EACH).save(scratch)
 
     def pipeline(self, model: nn.Module, **source: Any) -> DriftPipeline:
@@ -180,7 +180,7 @@ class Training:
 def train(
     config: TrainConfig,
     folder: Path,
-    processes: Processes,
+    processes: Distributed,
     view: View,
     *,
     name: str = "",
@@ -193,21 +193,21 @@ def train(
     ``metrics.jsonl``, and what ``report(folder)`` writes, now and then and at the end.
     """
     check_run(folder, config, override=override)
-    task = Training(config, processes, view.say)
+    task = Training(config, processes, view.info)
     encoders = zip(config.encoders, task.step.phi.networks, strict=True)
     untrained = [entry.path for entry, encoder in encoders if never_trained(encoder)]
     health = Health(config.loss.temperatures, untrained)
     for note in getattr(task.source, "notes", []):
-        view.say(note)
+        view.info(note)
 
     def finish(averages: Mapping[str, nn.Module], step: int) -> None:
         for i, (decay, model) in enumerate(averages.items()):
             place = folder / (RUN_MODEL if i == 0 else f"{RUN_MODEL}-ema-{decay}")
             task.pipeline(model, recipe=name, step=step, ema=decay).save_pretrained(place)
 
-    if processes.first:
-        claim_run(folder, config, task="train", temperatures=list(config.loss.temperatures), recipe=name)
-    processes.wait()
+    if processes.is_main:
+        create_run(folder, config, task="train", temperatures=list(config.loss.temperatures), recipe=name)
+    processes.barrier()
     try:
         return Loop(folder, config, task, processes, view, finish, report, health.update).run()
     finally:

@@ -18,7 +18,7 @@ from driftgen.drift.loss import DriftingLoss
 from driftgen.errors import InputError
 from driftgen.generators import UNet2D
 from driftgen.ops import dispatch
-from driftgen.ops.cuda_graphs import Graphed
+from driftgen.ops.cuda_graphs import GraphedFunction
 from tests.support.bench_records import CPU, H200, fits
 
 TINY_LOSS = ["--groups", 4, "--generated", 6, "--positives", 5, "--negatives", 3, "--width", 8]
@@ -238,7 +238,7 @@ def test_modes_without_being_told(monkeypatch):
 def test_what_starts_at_zero_is_drawn():
     network = sampling.make_generator("S/2-32px")
     before = {name: value.clone() for name, value in network.state_dict().items()}
-    sampling.enliven(network, 0.02)
+    sampling.randomize_zero_weights(network, 0.02)
     changed = {name for name, value in network.state_dict().items() if not torch.equal(value, before[name])}
     assert changed == {name for name in before if name.endswith("modulation.weight")} | {
         "final.output.weight"
@@ -364,7 +364,7 @@ def test_replays_of_a_graph_draw_new_noise():
     network = sampling.make_generator("28px").cuda().eval()
     for parameter in network.parameters():
         parameter.data.normal_(std=0.1)
-    graph = Graphed(sampling._call(network, 2))
+    graph = GraphedFunction(sampling._call(network, 2))
     first = graph()
     assert first.isfinite().all()
     assert not torch.equal(first, graph())

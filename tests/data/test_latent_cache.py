@@ -12,7 +12,7 @@ from torch import nn
 
 from driftgen.data.images import open_images
 from driftgen.data.latents import LatentCache, encode_images, open_latents
-from driftgen.support.rng import generator_of
+from driftgen.support.rng import derive_generator
 from driftgen.tokenizers import SDVAE, Identity, build_tokenizer
 from driftgen.training.config import Augment, Data
 from tests.support.autoencoders import kl_network
@@ -115,7 +115,7 @@ def test_posterior_noise(vae, tmp_path):
         for number, (one, other) in enumerate(zip(a, b, strict=True)):
             assert torch.allclose(one, other, atol=1e-5)
             images = data.load(torch.arange(4 * number, min(4 * number + 4, 10)), 0)
-            generator = generator_of(9, number)
+            generator = derive_generator(9, number)
             noise = torch.stack([torch.randn(4, 3, 3, generator=generator) for _ in images])
             for side, shown in enumerate((images, images.flip(-1))):
                 posterior = tokenizer.network.encode(shown).latent_dist

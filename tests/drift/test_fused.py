@@ -9,14 +9,14 @@ import torch
 
 import driftgen as dg
 from driftgen.drift.batching import buckets_by_width
-from driftgen.drift.fused import covers, engine, shapes
+from driftgen.drift.fused import engine, shapes, supports_fused
 from driftgen.drift.fused import passes_triton as kernels
 from driftgen.features import FeatureStack, ResNetMAE
 from driftgen.generators.image_mlp import ImageMLP
 from driftgen.ops import dispatch
 from driftgen.ops.compile import to_channels_last
 from driftgen.ops.launch import Launch
-from driftgen.training.step import Drawn, DriftStep
+from driftgen.training.step import DriftStep, StepInputs
 from tests.support import twin
 from tests.support.accuracy import error
 from tests.support.golden_losses import CASES, deviation, exact, golden_inputs
@@ -330,7 +330,7 @@ def test_a_step_in_mixed_precision_is_covered(launches, monkeypatch):
         return found
 
     monkeypatch.setattr(engine, "_ready", ready)
-    drawn = Drawn(
+    drawn = StepInputs(
         torch.tensor([1], device=DEVICE),
         torch.tensor([1.5], device=DEVICE),
         network.sample_noise(10),
@@ -375,19 +375,19 @@ def test_what_is_covered(change, covered):
     gen, neg, pos = (
         {"": torch.zeros(1, n, 1, 8, dtype=t, device=DEVICE)} for n, t in zip(sizes, types, strict=True)
     )
-    assert covers(dg.DriftingLoss(**change).settings, buckets_by_width(gen, pos, neg)) is covered
+    assert supports_fused(dg.DriftingLoss(**change).settings, buckets_by_width(gen, pos, neg)) is covered
 
 
 @pytest.mark.parametrize(("vectors", "covered"), [(2**22 - 1, True), (2**22, False)])
 def test_a_group_is_counted_in_32_bits(vectors, covered):
     large = {"": torch.zeros(1, device=DEVICE).expand(2, 64, vectors, 8)}
-    assert covers(dg.DriftingLoss().settings, buckets_by_width(large, large, None)) is covered
+    assert supports_fused(dg.DriftingLoss().settings, buckets_by_width(large, large, None)) is covered
 
 
 def test_a_cpu_is_not_covered(monkeypatch):
     monkeypatch.undo()
     here = {"": torch.zeros(1, 2, 1, 8)}
-    assert not covers(dg.DriftingLoss().settings, buckets_by_width(here, here, None))
+    assert not supports_fused(dg.DriftingLoss().settings, buckets_by_width(here, here, None))
 
 
 def test_tables_of_a_recorded_call(monkeypatch):
@@ -402,7 +402,7 @@ def test_tables_of_a_recorded_call(monkeypatch):
     for negatives in (sets[2], None):
         outs = []
         for now in (False, True):
-            monkeypatch.setattr(shapes, "is_recorded", lambda device, now=now: now)
+            monkeypatch.setattr(shapes, "is_capturing", lambda device, now=now: now)
             leaves = {name: tensor.clone().requires_grad_() for name, tensor in sets[0].items()}
             out = dg.DriftingLoss()(leaves, sets[1], negatives)
             outs.append([out.loss, *torch.autograd.grad(out.loss, list(leaves.values()))])

@@ -137,8 +137,8 @@ def test_modulation_is_rounded_as_the_stream_is():
 )
 def test_which_streams_are_covered(width, dtype, covered):
     x = torch.zeros(2, 3, width, dtype=dtype, device=DEVICE)
-    assert stream_ops.covers_stream(x) == covered
+    assert stream_ops.supports_adaln(x) == covered
     with torch.no_grad():
-        assert not stream_ops.covers_stream(x)
+        assert not stream_ops.supports_adaln(x)
     with dispatch.without_kernels():
-        assert not stream_ops.covers_stream(x)
+        assert not stream_ops.supports_adaln(x)

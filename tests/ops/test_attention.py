@@ -14,7 +14,7 @@ from driftgen.generators import DiT
 from driftgen.generators.dit import Attention, DiTConfig, rope_tables
 from driftgen.ops import attention as attention_ops
 from driftgen.ops import dispatch
-from driftgen.ops.attention import attention, covers_attention
+from driftgen.ops.attention import attention, supports_attention
 from tests.support.accuracy import error
 from tests.support.block_cases import BFLOAT16, FLOAT16, FLOAT32, draw, gradients, poison
 from tests.support.exact_heads import exact_heads, with_bias
@@ -42,7 +42,7 @@ def run(tables, inputs, upstream, heads, float32=False):
 def without_gradients(tables, inputs, heads, float32=False):
     qkv, *weights, _ = inputs
     with torch.no_grad():
-        assert covers_attention(qkv, heads)
+        assert supports_attention(qkv, heads)
         return attention(qkv, *weights, *tables, heads, float32=float32)
 
 
@@ -243,7 +243,7 @@ def test_compiled():
     torch._dynamo.reset()
 
     def function(qkv, query, key, bias):
-        assert covers_attention(qkv, 2)
+        assert supports_attention(qkv, 2)
         return attention(qkv, query, key, *tables, 2, bias)
 
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
@@ -257,19 +257,19 @@ def test_compiled():
 
 def test_what_is_covered():
     qkv = torch.zeros(1, 272, 3 * 128, dtype=BFLOAT16, device=DEVICE)
-    assert covers_attention(qkv, 2)
-    assert covers_attention(qkv, 1)  # a head of 128
-    assert covers_attention(qkv, 4)
-    assert covers_attention(qkv.half(), 1)
-    assert covers_attention(qkv.new_zeros(1, 512, 384), 2)
-    assert covers_attention(qkv.new_zeros(1, 368, 384), 1)
-    assert not covers_attention(qkv.new_zeros(1, 369, 384), 1)  # keys and values of 184 KiB
-    assert not covers_attention(qkv, 8)  # heads of 16
-    assert not covers_attention(qkv.float(), 2)
-    assert not covers_attention(qkv[0], 2)
-    assert not covers_attention(qkv.new_zeros(1, 513, 384), 2)
+    assert supports_attention(qkv, 2)
+    assert supports_attention(qkv, 1)  # a head of 128
+    assert supports_attention(qkv, 4)
+    assert supports_attention(qkv.half(), 1)
+    assert supports_attention(qkv.new_zeros(1, 512, 384), 2)
+    assert supports_attention(qkv.new_zeros(1, 368, 384), 1)
+    assert not supports_attention(qkv.new_zeros(1, 369, 384), 1)  # keys and values of 184 KiB
+    assert not supports_attention(qkv, 8)  # heads of 16
+    assert not supports_attention(qkv.float(), 2)
+    assert not supports_attention(qkv[0], 2)
+    assert not supports_attention(qkv.new_zeros(1, 513, 384), 2)
     with dispatch.without_kernels():
-        assert not covers_attention(qkv, 2)
+        assert not supports_attention(qkv, 2)
 
 
 # --- in a network ---------------------------------------------------------------------------------------

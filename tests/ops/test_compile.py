@@ -11,7 +11,7 @@ from driftgen.generators import DiT, UNet2D
 from driftgen.generators.image_mlp import ImageMLP
 from driftgen.ops.compile import compile_parts, to_channels_last
 from driftgen.training.config import Optimizer
-from driftgen.training.ema import Averages
+from driftgen.training.ema import EMA
 from driftgen.training.optimizer import make_optimizer
 from tests.support.runs import config, final, run
 
@@ -141,7 +141,7 @@ def test_encoder():
 def test_averages_of_a_compiled_network_follow_it():
     network = NETWORKS["dit"]()
     compile_parts(network)
-    averages = Averages(network, [0.5])
+    averages = EMA(network, [0.5])
     optimizer = make_optimizer(network.parameters(), Optimizer())
     before = copy.deepcopy(averages.first.state_dict())
     network(network.sample_noise(2), torch.tensor([0, 1])).square().mean().backward()

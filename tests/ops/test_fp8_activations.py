@@ -47,7 +47,7 @@ def test_swiglu_in_eight_bits(rows, width, dtype):
     gate = torch.randint(32, 100, (rows, width), device=DEVICE).to(dtype)
     value = draw(rows, width, dtype=dtype)
     value[1] = 0
-    eights, scales = sampling_ops.swiglu_in_eight_bits(torch.cat([gate, value], 1))
+    eights, scales = sampling_ops.fp8_swiglu(torch.cat([gate, value], 1))
     want, want_scales = quantize(F.silu(gate) * value)
     assert eights.dtype == torch.float8_e4m3fn
     assert torch.equal(scales, want_scales)
@@ -68,8 +68,8 @@ def test_norm_in_eight_bits(shape, dtype, gated):
         branch[0, 1] = 0
     added = (branch, gate) if gated else (None, None)
     with torch.inference_mode():
-        assert sampling_ops.covers_norm(x)
-        total, eights = sampling_ops.norm_in_eight_bits(x, *added, weight, scale, shift)
+        assert sampling_ops.supports_fp8_norm(x)
+        total, eights = sampling_ops.fp8_norm(x, *added, weight, scale, shift)
     wide = x.double() + gate.double() * branch.double() if gated else x.double()
     assert torch.equal(total, wide.to(dtype)) if not gated else error(total, wide) < 3e-3
     normed = total.double() * (total.double().square().mean(-1, keepdim=True) + 1e-6).rsqrt()
@@ -86,11 +86,11 @@ def test_norm_in_eight_bits(shape, dtype, gated):
 
 def test_which_streams_are_covered():
     x = draw(2, 3, 48, dtype=BFLOAT16)
-    assert not sampling_ops.covers_norm(x)
+    assert not sampling_ops.supports_fp8_norm(x)
     with torch.inference_mode():
-        assert sampling_ops.covers_norm(x)
-        assert not sampling_ops.covers_norm(x[..., :40])
-        assert not sampling_ops.covers_norm(x.double())
+        assert sampling_ops.supports_fp8_norm(x)
+        assert not sampling_ops.supports_fp8_norm(x[..., :40])
+        assert not sampling_ops.supports_fp8_norm(x.double())
 
 
 def test_norms_of_a_block_in_eight_bits(monkeypatch):
@@ -104,8 +104,8 @@ def test_norms_of_a_block_in_eight_bits(monkeypatch):
     network.to(DEVICE, BFLOAT16)
     assert fp8.use_fp8(network) == 10
     noise, labels = network.sample_noise(2), torch.tensor([1, 3], device=DEVICE)
-    called, real = [], dit.norm_in_eight_bits
-    monkeypatch.setattr(dit, "norm_in_eight_bits", lambda *a: (called.append(a[1] is None), real(*a))[1])
+    called, real = [], dit.fp8_norm
+    monkeypatch.setattr(dit, "fp8_norm", lambda *a: (called.append(a[1] is None), real(*a))[1])
     with torch.inference_mode():
         got = network(noise, labels, 1.0)
         assert called == [True, False] * 2
@@ -129,7 +129,7 @@ def test_silu():
     both = torch.linspace(-100, 100, 512, device=DEVICE).to(BFLOAT16).repeat(4, 1)
     both[:, 256:] = draw(4, 256, dtype=BFLOAT16)
     both[2:, :256] = draw(2, 256, dtype=BFLOAT16, scale=2)
-    eights, scales = sampling_ops.swiglu_in_eight_bits(both)
+    eights, scales = sampling_ops.fp8_swiglu(both)
     gate, value = both.chunk(2, dim=1)
     want, want_scales = quantize(F.silu(gate) * value)
     # Another last digit may fall on the other side of a rounding edge.
@@ -142,8 +142,8 @@ def test_a_layer_in_eight_bits(monkeypatch):
     monkeypatch.setattr(torch, "_scaled_mm", product)
     layer = Fp8SwiGLU(SwiGLU(32, 48).to(DEVICE))
     used = []
-    real = sampling_ops.swiglu_in_eight_bits
-    monkeypatch.setattr(fp8, "swiglu_in_eight_bits", lambda both: (used.append(both.shape), real(both))[1])
+    real = sampling_ops.fp8_swiglu
+    monkeypatch.setattr(fp8, "fp8_swiglu", lambda both: (used.append(both.shape), real(both))[1])
     for dtype in (torch.float32, BFLOAT16):
         x = draw(2, 5, 32, dtype=dtype, scale=3)
         with torch.inference_mode():

@@ -62,7 +62,7 @@ def assert_same(found, wanted):
 def test_equals_pytorch(sizes, options, layout):
     conv, x = conv_of(*sizes, **options)
     x = x.contiguous(memory_format=layout)
-    assert frozen_conv.covers(conv, x)
+    assert frozen_conv.supports_frozen_conv(conv, x)
     wanted = plain(conv, x)
     upstream = torch.randn_like(wanted)
     wanted, gradient = with_gradient(lambda x: plain(conv, x), x, upstream)
@@ -198,20 +198,20 @@ def test_halves(monkeypatch):
 
 def test_what_is_covered(monkeypatch):
     conv, x = conv_of(8, 8)
-    assert frozen_conv.covers(conv, x)
-    assert not frozen_conv.covers(conv, x.bfloat16())
+    assert frozen_conv.supports_frozen_conv(conv, x)
+    assert not frozen_conv.supports_frozen_conv(conv, x.bfloat16())
     with torch.autocast(DEVICE, torch.bfloat16):
-        assert frozen_conv.covers(conv, x.bfloat16())
+        assert frozen_conv.supports_frozen_conv(conv, x.bfloat16())
     with pytest.raises(RuntimeError):
         conv(x.bfloat16())
-    assert not frozen_conv.covers(conv.double(), x.double())
+    assert not frozen_conv.supports_frozen_conv(conv.double(), x.double())
     conv = conv.float().requires_grad_()
-    assert not frozen_conv.covers(conv, x)
+    assert not frozen_conv.supports_frozen_conv(conv, x)
     with torch.no_grad():
-        assert frozen_conv.covers(conv, x)
+        assert frozen_conv.supports_frozen_conv(conv, x)
     assert conv(x).requires_grad
     monkeypatch.setattr(dispatch, "DEVICES", set())
-    assert not frozen_conv.covers(conv.requires_grad_(False), x)
+    assert not frozen_conv.supports_frozen_conv(conv.requires_grad_(False), x)
 
 
 def test_inside_a_compiled_function():

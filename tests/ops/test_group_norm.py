@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from driftgen.features import ResNetMAE
 from driftgen.features.resnet_layers import Norm
 from driftgen.ops import dispatch
-from driftgen.ops.group_norm import covers, group_norm
+from driftgen.ops.group_norm import group_norm, supports_group_norm
 from tests.support.interpreter import DEVICE, _bfloat16_on_the_cpu, _kernels_everywhere  # noqa: F401
 
 
@@ -53,7 +53,7 @@ def error(found, wanted):
 def test_agrees_with_float64(shape, groups, with_other, relu):
     x, weight, bias = maps(shape), *weights(shape[1])
     other = maps(shape, seed=1) if with_other else None
-    assert covers(x, groups, weight, bias, other)
+    assert supports_group_norm(x, groups, weight, bias, other)
     leaves = [t for t in (x, other) if t is not None]
     wide = [t.double().requires_grad_() for t in leaves]
     wanted = exact(wide[0], groups, weight, bias, 1e-6, wide[1] if with_other else None, relu)
@@ -131,17 +131,17 @@ def test_what_is_kept():
 
 def test_what_is_covered(monkeypatch):
     x, (weight, bias) = maps((2, 16, 4, 4)), weights(16)
-    assert covers(x, 4, weight, bias, x)
-    assert not covers(x.contiguous(), 4, weight, bias, None)
-    assert not covers(x, 4, weight, bias, x.contiguous())
-    assert not covers(x.double(), 4, weight, bias, None)
-    assert not covers(maps((2, 12, 4, 4)), 4, *weights(12), None)  # groups of three channels
-    assert covers(maps((1, 64, 64, 64)), 1, *weights(64), None)
-    assert not covers(x, 4, weight.requires_grad_(), bias, None)
+    assert supports_group_norm(x, 4, weight, bias, x)
+    assert not supports_group_norm(x.contiguous(), 4, weight, bias, None)
+    assert not supports_group_norm(x, 4, weight, bias, x.contiguous())
+    assert not supports_group_norm(x.double(), 4, weight, bias, None)
+    assert not supports_group_norm(maps((2, 12, 4, 4)), 4, *weights(12), None)  # groups of three channels
+    assert supports_group_norm(maps((1, 64, 64, 64)), 1, *weights(64), None)
+    assert not supports_group_norm(x, 4, weight.requires_grad_(), bias, None)
     with torch.no_grad():
-        assert covers(x, 4, weight, bias, None)
+        assert supports_group_norm(x, 4, weight, bias, None)
     monkeypatch.setattr(dispatch, "DEVICES", set())
-    assert not covers(x, 4, weight.detach(), bias, None)
+    assert not supports_group_norm(x, 4, weight.detach(), bias, None)
 
 
 def test_an_encoder_is_the_same_with_kernels_and_without(monkeypatch):

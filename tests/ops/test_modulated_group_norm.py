@@ -13,7 +13,7 @@ from driftgen.generators import Noise, UNet2D, unet
 from driftgen.ops import dispatch
 from driftgen.ops import modulated_group_norm as map_norm_ops
 from driftgen.ops.compile import to_channels_last
-from driftgen.ops.modulated_group_norm import covers_map_norm, map_norm
+from driftgen.ops.modulated_group_norm import modulated_group_norm, supports_modulated_group_norm
 from tests.support.accuracy import error
 from tests.support.block_cases import BFLOAT16, FLOAT16
 from tests.support.interpreter import DEVICE, _bfloat16_on_the_cpu, _kernels_everywhere  # noqa: F401
@@ -51,11 +51,11 @@ def results(function, leaves, upstream):
 @pytest.mark.parametrize(("shape", "groups"), SHAPES, ids=str)
 def test_agrees_with_float64(shape, groups, offset):
     leaves, upstream = case(shape, offset=offset)
-    assert covers_map_norm(leaves[0], groups)
+    assert supports_modulated_group_norm(leaves[0], groups)
     wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
     wanted = results(lambda x, *parts: plain(x, groups, *parts), wide, upstream.double())
     for given in (upstream, upstream.contiguous()):
-        found = results(lambda x, *parts: map_norm(x, groups, *parts), leaves, given)
+        found = results(lambda x, *parts: modulated_group_norm(x, groups, *parts), leaves, given)
         assert found[0].is_contiguous(memory_format=torch.channels_last)
         for got, want in zip(found, wanted, strict=True):
             assert error(got, want) < (1e-6 if offset == 0 else 1e-4)
@@ -66,7 +66,7 @@ def test_16_bit_maps_are_rounded_once(dtype):
     leaves, upstream = case((2, 48, 8, 8), dtype)
     wide = [leaf.detach().to(dtype).double().requires_grad_() for leaf in leaves]
     wanted = results(lambda x, *parts: plain(x, 16, *parts), wide, upstream.double())
-    found = results(lambda x, *parts: map_norm(x, 16, *parts), leaves, upstream)
+    found = results(lambda x, *parts: modulated_group_norm(x, 16, *parts), leaves, upstream)
     assert [t.dtype for t in found] == [dtype, dtype, torch.float32, torch.float32]
     for got, want in zip(found, wanted, strict=True):
         assert error(got, want) < (4e-3 if dtype == BFLOAT16 else 5e-4)
@@ -74,10 +74,12 @@ def test_16_bit_maps_are_rounded_once(dtype):
 
 def test_two_runs_are_the_same_and_nothing_is_left_unwritten(monkeypatch):
     leaves, upstream = case((2, 10, 7, 7))
-    first = results(lambda x, *parts: map_norm(x, 5, *parts), leaves, upstream)
+    first = results(lambda x, *parts: modulated_group_norm(x, 5, *parts), leaves, upstream)
     real = torch.empty_like
     monkeypatch.setattr(torch, "empty_like", lambda *a, **k: real(*a, **k).fill_(float("nan")))
-    for got, want in zip(results(lambda x, *p: map_norm(x, 5, *p), leaves, upstream), first, strict=True):
+    for got, want in zip(
+        results(lambda x, *p: modulated_group_norm(x, 5, *p), leaves, upstream), first, strict=True
+    ):
         assert torch.equal(got, want)
 
 
@@ -91,13 +93,13 @@ def test_operators():
 
 def test_what_is_covered(monkeypatch):
     x = case((2, 12, 4, 4))[0][0].detach()
-    assert covers_map_norm(x, 4)
-    assert not covers_map_norm(x, 5)
-    assert not covers_map_norm(x.contiguous(), 4)
-    assert not covers_map_norm(x.double(), 4)
-    assert not covers_map_norm(x[0], 4)
+    assert supports_modulated_group_norm(x, 4)
+    assert not supports_modulated_group_norm(x, 5)
+    assert not supports_modulated_group_norm(x.contiguous(), 4)
+    assert not supports_modulated_group_norm(x.double(), 4)
+    assert not supports_modulated_group_norm(x[0], 4)
     monkeypatch.setattr(dispatch, "DEVICES", set())
-    assert not covers_map_norm(x, 4)
+    assert not supports_modulated_group_norm(x, 4)
 
 
 def small_unet():
@@ -126,7 +128,9 @@ def test_a_network(monkeypatch):
     inputs = Noise(noise.gaussian.to(memory_format=torch.channels_last), noise.style), labels, 1.5
     with dispatch.without_kernels():
         wanted = outputs(copy.deepcopy(network), inputs)
-    monkeypatch.setattr(unet, "map_norm", lambda *a: (used.append(a[0].shape[1]), map_norm(*a))[1])
+    monkeypatch.setattr(
+        unet, "modulated_group_norm", lambda *a: (used.append(a[0].shape[1]), modulated_group_norm(*a))[1]
+    )
     for got, want in zip(outputs(network, inputs), wanted, strict=True):
         assert error(got, want) < 1e-4
     assert used == [12, 12, 24, 24, 24, 24, 48, 24, 36, 12, 12]
@@ -148,7 +152,11 @@ def test_a_compiled_block():
     block.compile(fullgraph=True, dynamic=False, backend=aot_autograd(fw_compiler=backend))
     for got, want in zip(outputs(block, (x, condition)), wanted, strict=True):
         assert error(got, want) < 1e-4
-    assert calls.count("driftgen.map_norm.default") == calls.count("driftgen.map_norm_backward.default") == 2
+    assert (
+        calls.count("driftgen.modulated_group_norm.default")
+        == calls.count("driftgen.modulated_group_norm_backward.default")
+        == 2
+    )
     torch._dynamo.reset()
 
 

@@ -7,7 +7,7 @@ from driftgen.features import ResNetMAE, feature_pyramid
 from driftgen.features.pyramid import patch_statistics
 from driftgen.ops import dispatch
 from driftgen.ops.compile import to_channels_last
-from driftgen.ops.patch_statistics import covers, map_statistics
+from driftgen.ops.patch_statistics import fused_patch_statistics, supports_patch_statistics
 from tests.support.interpreter import DEVICE, _bfloat16_on_the_cpu, _kernels_everywhere  # noqa: F401
 
 pytest.importorskip("triton")
@@ -169,9 +169,9 @@ WHOLE = (16, 16)
     ids=lambda value: str(value) if not isinstance(value, torch.Tensor) else "x".join(map(str, value.shape)),
 )
 def test_which_maps_are_covered(x, sizes, covered):
-    assert covers(x, sizes) == covered
+    assert supports_patch_statistics(x, sizes) == covered
     with dispatch.without_kernels():
-        assert not covers(x, sizes)
+        assert not supports_patch_statistics(x, sizes)
 
 
 def test_maps_that_are_not_covered_take_pytorch():
@@ -251,4 +251,4 @@ def test_of_an_encoder(compiled):
 
 def test_an_uncovered_map_is_refused():
     with pytest.raises(ValueError, match="not covered"):
-        map_statistics(feature_map(1, 2, 6, 6), [(3, 3)])
+        fused_patch_statistics(feature_map(1, 2, 6, 6), [(3, 3)])

@@ -47,7 +47,7 @@ def heads_case(batch, tokens, heads, head, dtype):
 def test_heads_are_exact(batch, tokens, heads, head, dtype):
     cos, sin, inputs, upstream = heads_case(batch, tokens, heads, head, dtype)
     inputs.append(draw(3 * heads * head))
-    found = gradients(with_bias(head_ops.turned_heads, cos, sin, heads), inputs, upstream)
+    found = gradients(with_bias(head_ops.qk_norm_rope, cos, sin, heads), inputs, upstream)
     exact = gradients(with_bias(exact_heads(cos, sin, heads)), [t.double() for t in inputs], upstream)
     assert all(t.dtype == dtype for t in found[0])
     for got, want in zip(found[0] + found[1][:1], exact[0] + exact[1][:1], strict=True):
@@ -80,10 +80,10 @@ def test_a_bias_changes_nothing_else(monkeypatch):
     """Nor do two runs differ, nor is anything left unwritten; many programs for few samples."""
     monkeypatch.setattr(head_ops, "PROGRAMS", 40)
     cos, sin, inputs, upstream = heads_case(2, 37, 6, 16, BFLOAT16)
-    plain = gradients(lambda *t: head_ops.turned_heads(*t, cos, sin, 6), inputs, upstream)
+    plain = gradients(lambda *t: head_ops.qk_norm_rope(*t, cos, sin, 6), inputs, upstream)
     poison(monkeypatch)
     inputs.append(draw(3 * 96))
-    runs = [gradients(with_bias(head_ops.turned_heads, cos, sin, 6), inputs, upstream) for _ in range(2)]
+    runs = [gradients(with_bias(head_ops.qk_norm_rope, cos, sin, 6), inputs, upstream) for _ in range(2)]
     for first, second in zip(*(outputs + found for outputs, found in runs), strict=True):
         assert first.isfinite().all()
         assert torch.equal(first, second)
@@ -102,7 +102,7 @@ def test_operators():
 def test_values_are_not_copied():
     cos, sin, (qkv, *weights), _ = heads_case(2, 9, 4, 32, BFLOAT16)
     qkv.requires_grad_()
-    query, key, value = head_ops.turned_heads(qkv, *weights, cos, sin, 4)
+    query, key, value = head_ops.qk_norm_rope(qkv, *weights, cos, sin, 4)
     assert value.data_ptr() == qkv[0, 0, 2 * 128 :].data_ptr()
     for tensor in (query, key):
         assert tensor.shape == value.shape == (2, 4, 9, 32)
@@ -125,9 +125,9 @@ def test_values_are_not_copied():
 )
 def test_which_heads_are_covered(head, heads, dtype, covered):
     qkv = torch.zeros(2, 3, 3 * heads * head, dtype=dtype, device=DEVICE)
-    assert head_ops.covers_heads(qkv, heads) == covered
-    assert head_ops.covers_heads(qkv[..., : heads * head], heads, parts=1) == covered
+    assert head_ops.supports_qk_norm_rope(qkv, heads) == covered
+    assert head_ops.supports_qk_norm_rope(qkv[..., : heads * head], heads, parts=1) == covered
     with torch.no_grad():
-        assert head_ops.covers_heads(qkv, heads) == covered
+        assert head_ops.supports_qk_norm_rope(qkv, heads) == covered
     with dispatch.without_kernels():
-        assert not head_ops.covers_heads(qkv, heads)
+        assert not head_ops.supports_qk_norm_rope(qkv, heads)

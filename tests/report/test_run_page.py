@@ -189,7 +189,7 @@ def test_a_terminal_is_redrawn_and_left_in_order():
     console = terminal()
     with LiveView("mae", 100, console=console) as view:
         view.update(pretrain_row(10))
-        view.say("saved [bold]step[/bold] 10")
+        view.info("saved [bold]step[/bold] 10")
     text = console.file.getvalue()
     assert "\x1b[?25l" in text  # the cursor is hidden ...
     assert text.rindex("\x1b[?25h") > text.rindex("reconstruction")  # ... and shown again

@@ -24,10 +24,10 @@ class Silent:
     def update(self, row):
         pass
 
-    def say(self, text):
+    def info(self, text):
         self.said.append(text)
 
-    warn = say
+    warn = info
 
 
 def config(task, *changes):

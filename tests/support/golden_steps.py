@@ -10,7 +10,7 @@ import driftgen as dg
 from driftgen.features import FeatureStack, ResNetMAE
 from driftgen.generators import DiT, Noise
 from driftgen.interop.mae_names import official_mae_names
-from driftgen.training.step import Drawn, DriftStep
+from driftgen.training.step import DriftStep, StepInputs
 from tests.support.mae_weights import recipe, to_ours
 
 DATA = Path(__file__).parents[1] / "data"
@@ -37,8 +37,8 @@ def golden_step(**options):
     return generator, step
 
 
-def golden_drawn(noise="x", alpha="cfg", style="noise_labels"):
-    return Drawn(
+def golden_step_inputs(noise="x", alpha="cfg", style="noise_labels"):
+    return StepInputs(
         golden("labels").long(),
         golden(alpha),
         Noise(images(noise), golden(style).long()),
@@ -65,9 +65,9 @@ def small(**options):
     return net, DriftStep(net, FeatureStack([mae]), loss, generated=4, **options)
 
 
-def small_drawn(net, seed=0, classes=6, unconditional=3):
+def small_step_inputs(net, seed=0, classes=6, unconditional=3):
     r = torch.Generator().manual_seed(seed)
-    return Drawn(
+    return StepInputs(
         torch.arange(classes),
         1 + 2 * torch.rand(classes, generator=r),
         net.sample_noise(4 * classes, r),

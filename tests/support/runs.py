@@ -1,7 +1,7 @@
 """Small training runs and a view that shows nothing."""
 
 from driftgen.training.checkpoint import Checkpoints
-from driftgen.training.distributed import Processes
+from driftgen.training.distributed import Distributed
 from driftgen.training.recipes import load_recipe
 from driftgen.training.trainer import train
 
@@ -25,10 +25,10 @@ class Silent:
     def update(self, row):
         self.rows.append(row)
 
-    def say(self, text):
+    def info(self, text):
         self.said.append(text)
 
-    warn = say
+    warn = info
 
 
 def config(*changes):
@@ -37,7 +37,7 @@ def config(*changes):
 
 def run(folder, *changes, **options):
     view = Silent()
-    done = train(config(*changes), folder, Processes.start("cpu"), view, name="digits", **options)
+    done = train(config(*changes), folder, Distributed.start("cpu"), view, name="digits", **options)
     return done, view
 
 

@@ -1,13 +1,13 @@
 import pytest
 
-from driftgen.support.atomic_write import written_whole
+from driftgen.support.atomic_write import atomic_write
 
 
 def test_a_file_is_new_or_old_but_never_half(tmp_path):
     path = tmp_path / "metrics.json"
-    with written_whole(path) as scratch:
+    with atomic_write(path) as scratch:
         scratch.write_text("old")
-    with pytest.raises(RuntimeError), written_whole(path) as scratch:  # noqa: PT012
+    with pytest.raises(RuntimeError), atomic_write(path) as scratch:  # noqa: PT012
         scratch.write_text("half of the ne")
         raise RuntimeError
     assert path.read_text() == "old"

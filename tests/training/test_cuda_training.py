@@ -6,18 +6,18 @@ import torch
 import driftgen as dg
 from driftgen.features import FeatureStack, ResNetMAE
 from driftgen.generators import DiT
-from driftgen.training.distributed import Processes
-from driftgen.training.graphed_step import RecordedStep
-from driftgen.training.step import Drawn, DriftStep
+from driftgen.training.distributed import Distributed
+from driftgen.training.graphed_step import GraphedStep
+from driftgen.training.step import DriftStep, StepInputs
 from driftgen.training.trainer import train
 from tests.support.golden_steps import (
     CASE,
-    golden_drawn,
     golden_step,
+    golden_step_inputs,
     gradients,
     relative,
     small,
-    small_drawn,
+    small_step_inputs,
 )
 from tests.support.runs import Silent, config, final
 
@@ -32,7 +32,7 @@ def _full_precision():
 
 
 def on_gpu(drawn):
-    return Drawn(
+    return StepInputs(
         drawn.labels.cuda(),
         drawn.alpha.cuda(),
         drawn.noise.to("cuda"),
@@ -46,7 +46,7 @@ def test_a_step_is_that_of_the_release(micro):
     generator, step = golden_step(micro=micro)
     generator.cuda()
     step.phi.cuda()
-    out = step(on_gpu(golden_drawn()))
+    out = step(on_gpu(golden_step_inputs()))
     assert out.loss.item() == pytest.approx(CASE["loss"], rel=1e-4)
     norm = torch.nn.utils.get_total_norm([p.grad for p in generator.parameters()])
     assert norm.item() == pytest.approx(CASE["g_norm"], rel=1e-3)
@@ -56,7 +56,7 @@ def test_exact_parts_give_the_gradient_of_the_whole():
     found = []
     for micro in (1, 3):
         net, step = small(micro=micro)
-        drawn = small_drawn(net)
+        drawn = small_step_inputs(net)
         net.cuda()
         step.phi.cuda()
         step(on_gpu(drawn))
@@ -69,7 +69,7 @@ def test_parts_need_less_memory():
     net = DiT(input_size=32, in_channels=3, hidden_size=256, depth=4, num_heads=4, num_classes=6).cuda()
     phi = FeatureStack([ResNetMAE(3, 64, blocks=(1, 1), decoder=False)]).cuda()
     r = torch.Generator().manual_seed(0)
-    drawn = Drawn(
+    drawn = StepInputs(
         torch.arange(6),
         torch.ones(6),
         net.sample_noise(8 * 6, r),
@@ -92,9 +92,9 @@ def test_a_run_and_its_resume(tmp_path):
     changes = ["optim.steps=20", "precision=bfloat16"]
     for folder in ("a", "b"):
         steps = ["optim.steps=10", *changes[1:]] if folder == "b" else changes
-        assert train(config(*steps), tmp_path / folder, Processes.start(), Silent(), name="digits")
+        assert train(config(*steps), tmp_path / folder, Distributed.start(), Silent(), name="digits")
     view = Silent()
-    assert train(config(*changes), tmp_path / "b", Processes.start(), view, name="digits", override=True)
+    assert train(config(*changes), tmp_path / "b", Distributed.start(), view, name="digits", override=True)
     assert view.said[0] == "resumed after step 10"
     assert view.rows[-1]["step"] == 20
     assert view.rows[-1]["memory_gib"] > 0
@@ -107,9 +107,9 @@ def test_a_recorded_step_is_the_step(autocast):
     net.cuda()
     step.phi.cuda()
     said = []
-    recorded = RecordedStep(step, net.parameters(), said.append)
+    recorded = GraphedStep(step, net.parameters(), said.append)
     for seed, classes in ((0, 6), (1, 6), (2, 3), (3, 3)):
-        drawn = on_gpu(small_drawn(net, seed, classes))
+        drawn = on_gpu(small_step_inputs(net, seed, classes))
         net.zero_grad()
         wanted = step(drawn)
         loss, gradient = wanted.loss.item(), gradients(net).clone()
@@ -139,10 +139,10 @@ def test_a_step_that_looks_at_numbers_is_not_recorded():
             return samples / max(1.0, float(samples.detach().abs().max()))
 
     step.generator = Looks()
-    drawn, said = on_gpu(small_drawn(net)), []
+    drawn, said = on_gpu(small_step_inputs(net)), []
     wanted = step(drawn).loss.item()
     gradient = gradients(net).clone()
-    recorded = RecordedStep(step, net.parameters(), said.append)
+    recorded = GraphedStep(step, net.parameters(), said.append)
     for _ in range(2):
         net.zero_grad()
         assert recorded(drawn).loss.item() == pytest.approx(wanted, rel=1e-5)
@@ -159,7 +159,7 @@ def test_a_run_is_the_same_recorded(tmp_path):
         for steps in (6, 12):
             changes = [f"optim.steps={steps}", f"cuda_graph={graph}", "compile=true"]
             view = Silent()
-            assert train(config(*changes), tmp_path / str(graph), Processes.start(), view, override=True)
+            assert train(config(*changes), tmp_path / str(graph), Distributed.start(), view, override=True)
         assert not [text for text in view.said if "launch" in text]
         found[graph] = final(tmp_path / str(graph))
     for name, value in found[False].items():

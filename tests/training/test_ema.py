@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from driftgen.errors import InputError
 from driftgen.training.checkpoint import Checkpoints
-from driftgen.training.ema import Averages, unwrapped
+from driftgen.training.ema import EMA, unwrapped
 
 
 class Net(nn.Module):
@@ -56,7 +56,7 @@ def check(averages, model, history):
 
 def test_three_steps_by_hand():
     model = Net()
-    averages = Averages(model, (0.9, 0.5, 0.0))
+    averages = EMA(model, (0.9, 0.5, 0.0))
     assert list(averages.models) == ["0.9", "0.5", "0.0"]
     history = train(model, averages)
     assert not torch.equal(history[0]["layers.0.weight"], history[1]["layers.0.weight"])
@@ -72,7 +72,7 @@ def test_three_steps_by_hand():
 
 def test_copies_are_apart_frozen_and_evaluated():
     model = Net().train()
-    averages = Averages(model, (0.9, 0.99))
+    averages = EMA(model, (0.9, 0.99))
     pointers = [p.data_ptr() for m in (model, *averages.models.values()) for p in m.parameters()]
     assert len(set(pointers)) == len(pointers)
     train(model, averages)
@@ -89,7 +89,7 @@ def test_copies_are_apart_frozen_and_evaluated():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_number_type_is_kept(dtype):
     model = nn.Linear(2, 2).to(dtype)
-    averages = Averages(model, (0.5,))
+    averages = EMA(model, (0.5,))
     before = model.weight.detach().clone()
     with torch.no_grad():
         model.weight.add_(1)
@@ -100,7 +100,7 @@ def test_number_type_is_kept(dtype):
 
 def test_names_and_state(tmp_path):
     model = Net()
-    averages = Averages(model, (0.9, 0.5))
+    averages = EMA(model, (0.9, 0.5))
     history = train(model, averages)
     state = averages.state_dict()
     assert {name.split("/")[0] for name in state} == {"0.9", "0.5"}
@@ -108,7 +108,7 @@ def test_names_and_state(tmp_path):
     assert all(type(value) is torch.Tensor or isinstance(value, nn.Parameter) for value in state.values())
     Checkpoints(tmp_path).save(3, state, {})
     # A new process: other initial weights, then as if nothing had happened.
-    again = Averages(Net(), (0.9, 0.5))
+    again = EMA(Net(), (0.9, 0.5))
     again.load_state_dict(Checkpoints(tmp_path).load().tensors)
     check(again, model, history)
     with torch.no_grad():
@@ -143,26 +143,26 @@ def test_wrapped_models(processes, order):
     names = set(plain.state_dict())
     start = copy.deepcopy(plain.state_dict())
     torch.manual_seed(1)
-    reference = Averages(plain, (0.9,))
+    reference = EMA(plain, (0.9,))
     train(plain, reference)
     model = Net()
     model.load_state_dict(start)
     model = wrap(model)
     torch.manual_seed(1)
-    averages = Averages(model, (0.9,))
+    averages = EMA(model, (0.9,))
     train(model, averages)
     assert {name.removeprefix("0.9/") for name in averages.state_dict()} == names
     for name, value in averages.state_dict().items():
         assert torch.allclose(value, reference.state_dict()[name], atol=1e-6), name
     # Saved wrapped, loaded bare.
-    bare = Averages(Net(), (0.9,))
+    bare = EMA(Net(), (0.9,))
     bare.load_state_dict(averages.state_dict())
     assert torch.equal(bare.first.layers[0].weight, averages.state_dict()["0.9/layers.0.weight"])
 
 
 def test_built_bare_updated_wrapped(processes):
     model = Net()
-    averages = Averages(model, (0.9,))
+    averages = EMA(model, (0.9,))
     history = train(DistributedDataParallel(model), averages)
     check(averages, model, history)
 
@@ -170,11 +170,11 @@ def test_built_bare_updated_wrapped(processes):
 @pytest.mark.parametrize("decays", [(), (0.9, 0.9), (1.0,), (-0.1,), (float("nan"),)])
 def test_wrong_decays(decays):
     with pytest.raises(InputError, match=r"^ema=.*each once, from 0 to below 1"):
-        Averages(Net(), decays)
+        EMA(Net(), decays)
 
 
 def test_wrong_state():
-    averages = Averages(Net(), (0.9,))
+    averages = EMA(Net(), (0.9,))
     state = {name: value.clone() for name, value in averages.state_dict().items()}
     with pytest.raises(InputError, match=r"do not fit, missing: 0.9/frozen$"):
         averages.load_state_dict({k: v for k, v in state.items() if k != "0.9/frozen"})

@@ -14,7 +14,7 @@ import driftgen as dg
 from driftgen.features.resnet_mae import ResNetMAE
 from driftgen.model_io import save_model
 from driftgen.training.checkpoint import Checkpoints
-from driftgen.training.distributed import Processes
+from driftgen.training.distributed import Distributed
 from driftgen.training.pretrain import pretrain
 from driftgen.training.trainer import train
 from tests.support.fsdp_runs import Silent, config
@@ -25,7 +25,7 @@ import json, sys
 from pathlib import Path
 from tests.support.fsdp_runs import Silent, config
 from driftgen.training import loop, pretrain, trainer
-from driftgen.training.distributed import Processes
+from driftgen.training.distributed import Distributed
 
 def held(tensors):
     tensors = list(tensors)
@@ -42,11 +42,11 @@ def run_and_look(self):
     return done
 
 run, loop.Loop.run = loop.Loop.run, run_and_look
-processes = Processes.start("cpu")
+processes = Distributed.start("cpu")
 for folder, task, *changes in json.loads(sys.argv[1]):
     start = trainer.train if task == "train" else pretrain.pretrain
     start(config(task, "fsdp=true", *changes), Path(folder), processes, Silent(), override=True)
-processes.leave()
+processes.close()
 """
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29523"]
 
@@ -54,7 +54,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-po
 def alone(task, folder, *changes):
     view = Silent()
     start = train if task == "train" else pretrain
-    assert start(config(task, *changes), folder, Processes.start("cpu"), view, override=True)
+    assert start(config(task, *changes), folder, Distributed.start("cpu"), view, override=True)
     return view
 
 

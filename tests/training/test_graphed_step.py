@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from driftgen.training.graphed_step import can_record
+from driftgen.training.graphed_step import can_capture
 from tests.support.runs import config
 
 
@@ -23,4 +23,4 @@ from tests.support.runs import config
 )
 def test_which_runs_record(changes, device, group, expected):
     processes = SimpleNamespace(device=torch.device(device), group=group)
-    assert can_record(config(*changes), processes) is expected
+    assert can_capture(config(*changes), processes) is expected

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import driftgen as dg
 from driftgen.features import FeatureStack, ResNetMAE
-from driftgen.training.health import Health, group_of, measure, never_trained
+from driftgen.training.health import Health, feature_group, measure, never_trained
 
 CLASSES, N, P = 4, 12, 24
 
@@ -222,7 +222,7 @@ def test_one_sample_or_one_class_is_no_error():
     ],
 )
 def test_groups(name, group):
-    assert group_of(name) == group
+    assert feature_group(name) == group
 
 
 # --- rules ----------------------------------------------------------------------------------------------

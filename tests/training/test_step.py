@@ -5,18 +5,18 @@ import torch
 
 from driftgen.interop.dit_names import official_dit_names
 from driftgen.training.config import Optimizer
-from driftgen.training.ema import Averages
+from driftgen.training.ema import EMA
 from driftgen.training.optimizer import clip, learning_rate, make_optimizer
 from tests.support.golden_steps import (
     CASE,
     GOLDEN,
     golden,
-    golden_drawn,
     golden_step,
+    golden_step_inputs,
     gradients,
     relative,
     small,
-    small_drawn,
+    small_step_inputs,
 )
 from tests.support.mae_weights import to_theirs
 
@@ -25,7 +25,7 @@ from tests.support.mae_weights import to_theirs
 def test_a_step_is_that_of_the_release(micro, mode):
     """Loss, scale and drift of every feature; gradients. The first step of "previous" is exact."""
     generator, step = golden_step(micro=micro, mode=mode)
-    out = step(golden_drawn())
+    out = step(golden_step_inputs())
     assert out.loss.item() == pytest.approx(CASE["loss"], rel=1e-5)
     for i, name in enumerate(CASE["features_sorted"]):
         # The release's distance of a sample to itself is rounding noise, which its mean distance contains.
@@ -52,9 +52,11 @@ def to_theirs_all(path, tensor):
 def test_three_updates_are_those_of_the_release():
     generator, step = golden_step()
     config = Optimizer(lr=1e-2, warmup=2, clip=2.0, weight_decay=0.01, betas=(0.9, 0.95), steps=3)
-    optimizer, averages = make_optimizer(generator.parameters(), config), Averages(generator, [0.999])
+    optimizer, averages = make_optimizer(generator.parameters(), config), EMA(generator, [0.999])
     for t in range(3):
-        drawn = golden_drawn("x" if t == 0 else f"traj/{t}/x", f"traj/{t}/cfg", f"traj/{t}/noise_labels")
+        drawn = golden_step_inputs(
+            "x" if t == 0 else f"traj/{t}/x", f"traj/{t}/cfg", f"traj/{t}/noise_labels"
+        )
         rate = learning_rate(config, t)
         optimizer.param_groups[0]["lr"] = rate
         optimizer.zero_grad()
@@ -94,10 +96,10 @@ def test_learning_rates(name):
 @pytest.mark.parametrize("unconditional", [0, 3])
 def test_exact_parts_give_the_gradient_of_the_whole(micro, unconditional):
     net, step = small()
-    whole = step(small_drawn(net, unconditional=unconditional))
+    whole = step(small_step_inputs(net, unconditional=unconditional))
     want = gradients(net)
     net, step = small(micro=micro)
-    out = step(small_drawn(net, unconditional=unconditional))
+    out = step(small_step_inputs(net, unconditional=unconditional))
     assert relative(gradients(net), want) < 1e-5
     assert out.loss.item() == pytest.approx(whole.loss.item(), rel=1e-6)
     assert list(out.drift) == list(whole.drift)
@@ -106,19 +108,19 @@ def test_exact_parts_give_the_gradient_of_the_whole(micro, unconditional):
 def test_previous_parts_use_the_statistics_of_the_step_before():
     """On the same step twice the statistics of the step before are its own: the exact gradient."""
     net, step = small()
-    step(small_drawn(net))
+    step(small_step_inputs(net))
     want = gradients(net)
     net, step = small(micro=3, mode="previous")
-    drawn = small_drawn(net)
+    drawn = small_step_inputs(net)
     step(drawn)
     net.zero_grad()
     out = step(drawn)
     assert relative(gradients(net), want) < 1e-4
     net.zero_grad()
-    step(small_drawn(net, seed=1))  # another step, with the statistics of this one
+    step(small_step_inputs(net, seed=1))  # another step, with the statistics of this one
     other = gradients(net)
     net, step = small()
-    exact = step(small_drawn(net, seed=1))
+    exact = step(small_step_inputs(net, seed=1))
     assert 1e-3 < relative(other, gradients(net)) < 0.5
     assert sum(d.sum() for d in out.drift.values()) != sum(d.sum() for d in exact.drift.values())
 
@@ -142,7 +144,7 @@ def test_parts_hold_fewer_activations():
                 alive -= self.tensor.numel()
 
         with torch.autograd.graph.saved_tensors_hooks(Box, lambda box: box.tensor):
-            step(small_drawn(net))
+            step(small_step_inputs(net))
         return most
 
     whole = most_saved()

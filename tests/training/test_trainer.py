@@ -15,7 +15,7 @@ import driftgen as dg
 from driftgen.errors import InputError
 from driftgen.report.run_page import write_report
 from driftgen.training.checkpoint import Checkpoints
-from driftgen.training.distributed import Processes
+from driftgen.training.distributed import Distributed
 from driftgen.training.loop import Loop
 from driftgen.training.recipes import load_recipe
 from tests.support.runs import SMALL, Silent, config, final, run
@@ -250,7 +250,7 @@ def test_too_little_memory_is_told_in_a_line(tmp_path, changes, advice):
 
     recipe, *changes = changes if changes[0].startswith("mae") else ["digits", *SMALL, *changes]
     view, task = Silent(), SimpleNamespace(model=torch.nn.Linear(2, 2), gradient=full)
-    loop = Loop(tmp_path, load_recipe(recipe, changes), task, Processes.start("cpu"), view, finish=print)
+    loop = Loop(tmp_path, load_recipe(recipe, changes), task, Distributed.start("cpu"), view, finish=print)
     with pytest.raises(InputError) as caught:
         loop.run()
     assert str(caught.value).startswith(f"out of GPU memory after step 0: give --set {advice}")

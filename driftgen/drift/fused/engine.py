@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from driftgen.drift.batching import Bucket
-from driftgen.drift.fused.plan import Part, Plan, plan_of
+from driftgen.drift.fused.plan import Part, Plan, make_plan
 from driftgen.drift.fused.shapes import Shape
 from driftgen.drift.interfaces import Finished, Settings
 
@@ -29,7 +29,7 @@ class FusedEngine:
     ) -> None:
         self.sets = [[[_ready(t) for t in tensors] for tensors in _three(bucket)] for bucket in buckets]
         shapes = tuple([Shape.of(bucket) for bucket in buckets])
-        self.plan = plan = plan_of(settings, shapes, weight is not None, gradient, buckets[0].device)
+        self.plan = plan = make_plan(settings, shapes, weight is not None, gradient, buckets[0].device)
         self.weight = (
             plan.temperatures if weight is None else weight.contiguous()
         )  # anything if there is none

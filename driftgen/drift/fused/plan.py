@@ -17,7 +17,7 @@ from driftgen.drift.interfaces import Settings
 from driftgen.drift.normalization import both
 from driftgen.ops.launch import Launch
 
-__all__ = ["Part", "Plan", "plan_of"]
+__all__ = ["Part", "Plan", "make_plan"]
 
 MOST_AT_A_TIME = 2048  # problems that statistics are taken of; more would not fit the registers
 OF_A_WARP = 128
@@ -53,7 +53,7 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=256)
-def plan_of(
+def make_plan(
     settings: Settings, shapes: tuple[Shape, ...], weighted: bool, gradient: bool, device: torch.device
 ) -> Plan:
     """The plan of all calls with these shapes: one width each, narrowest first."""

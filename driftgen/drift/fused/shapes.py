@@ -16,9 +16,9 @@ from driftgen.drift.batching import Bucket
 from driftgen.drift.interfaces import Settings
 from driftgen.drift.kernels import gaussian, inverse_multiquadric, laplace
 from driftgen.drift.normalization import both, over_y
-from driftgen.ops.dispatch import has_kernels, is_recorded, on, power_of_two
+from driftgen.ops.dispatch import has_kernels, is_capturing, on, power_of_two
 
-__all__ = ["BUILD", "KERNELS", "Numbers", "Shape", "block_of", "covers", "numbers_of"]
+__all__ = ["BUILD", "KERNELS", "Numbers", "Shape", "block_of", "numbers_of", "supports_fused"]
 
 KERNELS = (laplace, gaussian, inverse_multiquadric)  # in the order of their numbers
 MOST_TEMPERATURES = 4
@@ -35,7 +35,7 @@ DIRECT_TILE = 32  # numbers of a sample in a tile of float32: more would not fit
 FEW = 8  # up to so many generated samples rounding does not average out
 
 
-def covers(settings: Settings, buckets: list[Bucket]) -> bool:
+def supports_fused(settings: Settings, buckets: list[Bucket]) -> bool:
     """Whether the kernels do this call: one 16- or 32-bit type for all samples of a width, normalised
     features, any kernel of the library, both-axis or y normalisation, up to four temperatures, up to 64
     generated samples in a group and 128 + 32 others. Weights, conventions, factors, widths and the number of
@@ -120,7 +120,7 @@ class Shape:
         origin, apart = tensors[0].data_ptr(), tuple([tensor.stride(0) for tensor in tensors])
         tensors += gradients
         away = tuple([tensor.data_ptr() - origin for tensor in tensors])
-        if is_recorded(device):
+        if is_capturing(device):
             return _recorded_table(_rows(self, away, apart), device)
         return _table(self, away, apart, device)
 
