@@ -1,0 +1,37 @@
+"""Runs, recipes and models written by an older version of the package still load and resume."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from driftgen import DriftPipeline, load_model
+from driftgen.generators import ImageMLP
+from driftgen.training.distributed import Distributed
+from driftgen.training.recipes import load_recipe
+from driftgen.training.trainer import train
+from tests.support.runs import Silent
+
+OLDER = Path(__file__).parents[1] / "data" / "older_run"
+
+
+def test_an_older_model_loads_and_samples():
+    assert isinstance(load_model(OLDER / "model"), ImageMLP)
+    images = DriftPipeline.from_pretrained(OLDER)(labels=[0, 3], seed=0, output="tensor")
+    assert images.shape == (2, 1, 8, 8)
+    assert images.isfinite().all()
+
+
+def test_an_older_checkpoint_resumes_as_it_would_have_gone_on(tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(OLDER, folder)
+    config, view = load_recipe(str(folder / "config.yaml"), [], "train"), Silent()
+    assert train(config, folder, Distributed.start("cpu"), view)
+    assert any("after step 10" in line for line in view.said)
+    expected = json.loads((OLDER / "expected.json").read_text())
+    rows = {str(row["step"]): row for row in view.rows}
+    assert rows.keys() == expected.keys()
+    for step, row in expected.items():
+        assert rows[step]["loss"] == pytest.approx(row["loss"], rel=1e-5)
+        assert rows[step]["gradient_norm"] == pytest.approx(row["gradient_norm"], rel=1e-4)
