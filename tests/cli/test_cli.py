@@ -126,7 +126,7 @@ def test_interrupt(tmp_path):
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "Traceback" not in stderr
-    assert stderr.rstrip().endswith("driftgen: stopped")
+    assert stderr.rstrip().endswith("driftgen: interrupted")
     assert [p.name for p in out.iterdir()] == ["metrics.json"]
     assert (out / "metrics.json").read_text() == "old"
 

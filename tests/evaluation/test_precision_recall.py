@@ -121,7 +121,7 @@ def test_copies_are_counted_and_fresh_samples_are_not():
 
 
 def test_wrong_neighbors():
-    with pytest.raises(dg.InputError, match=r"quantile=1\.5 must lie between 0 and 1"):
+    with pytest.raises(dg.InputError, match=r"quantile=1\.5 must be between 0 and 1"):
         copied_share(random(4), random(4), random(4), quantile=1.5)
     with pytest.raises(dg.InputError, match="x has 4 features, training 5"):
         nearest_neighbors(random(4, 4), random(4))

@@ -77,7 +77,7 @@ def test_read_metrics(tmp_path):
 
 def test_a_whole_run(tmp_path):
     evaluation = {
-        "figures": {"recognised <as> their class": 0.99213, "samples": 2000},
+        "figures": {"recognized <as> their class": 0.99213, "samples": 2000},
         "network_calls_per_image": 1,
         "milliseconds_per_image": 0.4123,
     }
@@ -118,7 +118,7 @@ def test_a_whole_run(tmp_path):
     assert html.count("data:image/png;base64,") == 7 + 6 + 1
     assert not re.search(r"(src|href)=\"(?!data:)", html)  # nothing is fetched from anywhere
     assert "One network call per image, 0.4123 milliseconds." in html
-    assert "<td>recognised &lt;as&gt; their class</td><td>0.9921</td>" in html
+    assert "<td>recognized &lt;as&gt; their class</td><td>0.9921</td>" in html
     assert html.count("step 60: collapsed: &lt;b&gt;") == html.count("collapsed") == 1
     assert "about: &lt;script&gt;" in html
     assert '<section id="toy">' in html
@@ -135,7 +135,7 @@ def test_pretraining(tmp_path):
 
 
 def test_little_or_damaged_material(tmp_path):
-    assert "No step is on record yet" in write_report(_empty(tmp_path / "empty")).read_text()
+    assert "No steps have been recorded yet" in write_report(_empty(tmp_path / "empty")).read_text()
     html = write_report(write_run(tmp_path / "one", [train_row(10)], header=None, samples=[10])).read_text()
     assert "Raw drift per temperature" in curves(html)
     assert "How samples came about" not in html
@@ -148,7 +148,7 @@ def test_little_or_damaged_material(tmp_path):
     assert "<figcaption>step 20</figcaption>" not in html
     assert "<h2>Samples at step 10</h2>" in html
     assert "<h2>Evaluation</h2>" not in html
-    with pytest.raises(dg.InputError, match="is no folder: name that of a run"):
+    with pytest.raises(dg.InputError, match="is not a folder: give the folder of a run"):
         write_report(tmp_path / "nowhere")
 
 
