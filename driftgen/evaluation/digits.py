@@ -85,7 +85,7 @@ def evaluate_digits(samples: Tensor, labels: Tensor, k: int = 3) -> dict[str, fl
     counts = torch.bincount(labels, minlength=10)
     if counts.min() < 2:
         raise InputError(
-            f"labels holds digit {int(counts.argmin())} {int(counts.min())} times: give at least 2 of each"
+            f"labels holds {int(counts.min())} of digit {int(counts.argmin())}: give at least 2 of each"
         )
     images = as_rows("samples", samples, k + 1).cpu().clamp(-1, 1)
     (training, training_labels), (heldout, heldout_labels) = digits("train"), digits("heldout")

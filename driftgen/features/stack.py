@@ -109,6 +109,8 @@ class FeatureStack(Frozen):
 
     def features(self, x: Tensor) -> dict[str, Tensor]:
         """Return φ_j(x) for every j, each ``[B, V_j, D_j]``."""
+        if x.ndim != 4:
+            raise InputError(f"x has shape {list(x.shape)}, expected [B, C, H, W]")
         features: dict[str, Tensor] = {}
         if self.vanilla:
             # Channels last, as in the release; distances do not depend on the order.

@@ -106,7 +106,7 @@ class FrozenTokenizer(nn.Module):
 
 
 def _check(argument: str, x: Tensor, channels: int) -> None:
-    if x.ndim != 4 or x.shape[1] != channels:
+    if x.ndim != 4 or x.shape[1] != channels or 0 in x.shape[2:]:
         raise InputError(f"{argument} has shape {list(x.shape)}, expected [B, {channels}, H, W]")
     if not x.is_floating_point():
         hint = "convert to floating point in [-1, 1], x / 127.5 - 1" if argument == "images" else "convert it"

@@ -9,7 +9,7 @@ LABELS = torch.arange(200) % 10
 
 
 def failed(figures):
-    """The bars that are missed."""
+    """Return the targets that are missed."""
     return {
         name
         for name, bar in BARS.items()
@@ -39,7 +39,7 @@ def test_a_run_collapsed_onto_class_means_misses_recall_and_spread():
     assert figures["recognized"] == figures["precision_heldout"] == 1
 
 
-def test_memorised_digits_are_copies():
+def test_memorized_digits_are_copies():
     images, labels = digits("train")
     figures = evaluate_digits(images[::2], labels[::2])
     assert failed(figures) == {"copied"}
@@ -50,7 +50,7 @@ def test_wrong_labels_are_not_recognized():
     images, labels = digits("heldout")
     figures = evaluate_digits(images, (labels + 1) % 10)
     assert figures["recognized"] < 0.05
-    assert figures["precision_heldout"] == 1  # knows no labels
+    assert figures["precision_heldout"] == 1  # does not depend on labels
 
 
 def test_noise_is_neither_precise_nor_recognized():
@@ -67,7 +67,7 @@ def test_one_collapsed_class_shows():
     assert figures["least_spread"] == pytest.approx(0, abs=1e-6)
 
 
-def test_what_is_seen_is_evaluated():
+def test_samples_are_clipped_before_evaluation():
     images, labels = digits("heldout")
     assert evaluate_digits(images + images.sign() * (images.abs() == 1), labels) == evaluate_digits(
         images, labels
@@ -81,7 +81,7 @@ def test_spread_is_the_mean_distance_between_two():
     assert spread[1:].isnan().all()
 
 
-def test_the_classifier_is_always_the_same():
+def test_the_classifier_is_deterministic():
     images, labels = digits("train")
     heldout, _ = digits("heldout")
     first = DigitClassifier(images, labels)(heldout)
@@ -96,7 +96,7 @@ def test_the_classifier_is_always_the_same():
         (torch.zeros(20, 8, 8), LABELS[:20], "samples has shape [20, 8, 8], expected [n, 1, 8, 8]"),
         (torch.zeros(20, 1, 8, 8), LABELS[:19], "labels has shape [19], expected [20]"),
         (torch.zeros(20, 1, 8, 8), LABELS[:20] + 1, "labels are 1 ... 10, expected 0 ... 9"),
-        (torch.zeros(11, 1, 8, 8), LABELS[:11], "labels has 1 of digit 1: give at least 2 of each"),
+        (torch.zeros(11, 1, 8, 8), LABELS[:11], "labels holds 1 of digit 1: give at least 2 of each"),
         (torch.zeros(20, 1, 8, 8) / 0, LABELS[:20], "samples holds NaN"),
     ],
 )
