@@ -58,7 +58,7 @@ def examine() -> list[Finding]:
     for name, extra in EXTRAS.items():
         missing = [m for m in extra.modules if not _installed(m)]
         if missing:
-            advice = f"in the checkout: pip install -c constraints.txt -e '.[{name}]'"
+            advice = f"to install: pip install -c constraints.txt -e '.[{name}]'"
             value = f"{extra.purpose}: {', '.join(missing)} not installed"
             findings.append(Finding(f"[{name}]", value, None, advice))
         else:

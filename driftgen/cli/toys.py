@@ -51,7 +51,7 @@ def toy(
         typer.Option(help="antisymmetry: compare runs with unbalanced attraction and repulsion."),
     ] = None,
 ) -> None:
-    """Move a 2-D distribution to data; writes evolution.png, evolution.gif and metrics.json."""
+    """Evolve a 2-D distribution toward data; writes evolution.png, evolution.gif, metrics.json."""
     from driftgen.data.toy import get_toy
     from driftgen.demo import metric_rows
     from driftgen.report.toy_files import study_table, write_evolution, write_study
