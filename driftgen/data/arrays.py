@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from driftgen.data.augment import change, crop_resize, random_boxes
+from driftgen.data.augment import crop_resize, flip_and_warp, random_boxes
 from driftgen.data.classes import choose
 from driftgen.data.decode import center_crop
 from driftgen.errors import InputError
@@ -66,7 +66,7 @@ class ArrayImages:
                 self.pixels.shape[2], self.pixels.shape[3], self.augment, seed, first, len(indices)
             )
             images = crop_resize(images, boxes, self.side).clamp(-1, 1)
-        images = change(images, self.augment, seed, first)
+        images = flip_and_warp(images, self.augment, seed, first)
         return images.expand(-1, self.channels, -1, -1)
 
     def close(self) -> None:

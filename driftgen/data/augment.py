@@ -18,9 +18,9 @@ from driftgen.support.rng import derive_generator
 if TYPE_CHECKING:
     from driftgen.data.config import Augment
 
-__all__ = ["change", "crop_resize", "crop_uniforms", "random_boxes", "uniforms"]
+__all__ = ["crop_resize", "crop_uniforms", "flip_and_warp", "random_boxes", "uniforms"]
 
-CHANGE, CROP = 1, 2  # separate RNG streams, so that enabling one option does not change the other's draws
+WARP, CROP = 1, 2  # separate RNG streams, so that enabling one option does not change the other's draws
 
 
 def uniforms(seed: int, table: int, first: int, n: int, columns: int) -> Tensor:
@@ -29,11 +29,11 @@ def uniforms(seed: int, table: int, first: int, n: int, columns: int) -> Tensor:
     return rows[first:]
 
 
-def change(images: Tensor, augment: Augment, seed: int, first: int = 0) -> Tensor:
+def flip_and_warp(images: Tensor, augment: Augment, seed: int, first: int = 0) -> Tensor:
     """Apply random flips and small affine transforms to ``images [n, c, h, w]``; crops are separate."""
     if not (augment.flip or augment.rotate or augment.zoom or augment.shift):
         return images
-    table = uniforms(seed, CHANGE, first, len(images), 5).float()
+    table = uniforms(seed, WARP, first, len(images), 5).float()
     if augment.flip:
         images = torch.where((table[:, 0] < 0.5)[:, None, None, None], images.flip(3), images)
     if augment.rotate or augment.zoom or augment.shift:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from driftgen.data import decode
 from driftgen.data.arrays import to_float
-from driftgen.data.augment import change, crop_uniforms
+from driftgen.data.augment import crop_uniforms, flip_and_warp
 from driftgen.data.classes import choose
 from driftgen.errors import InputError
 
@@ -64,7 +64,9 @@ class FolderImages:
             readable = self._check_headers(files)
             for label, name in enumerate(names):
                 if not (readable & (labels == label)).any():
-                    raise InputError(f"none of the images of class {name} in {path} can be read")
+                    raise InputError(
+                        f"none of the images of class {name} in {path} can be read: repair or remove them"
+                    )
             self.labels, self.class_names, chosen = choose(labels[readable], names, config)
         except BaseException:
             self.close()
@@ -86,7 +88,7 @@ class FolderImages:
             for i, reason in zip(pending, failed.values(), strict=True):
                 sources[i] = self._replace(sources[i], reason)
         images = to_float(torch.from_numpy(out)).permute(0, 3, 1, 2).contiguous()
-        return change(images, self.augment, seed, first)
+        return flip_and_warp(images, self.augment, seed, first)
 
     def close(self) -> None:
         """Stop the worker processes."""
@@ -162,7 +164,9 @@ def list_images(path: Path, conditional: bool = True) -> tuple[list[str], NDArra
                     top_level.append(entry.path)
         by_folder = [_walk(folder.path) for folder in folders]
     except OSError as error:
-        raise InputError(f"data.path={path} cannot be read: {error.strerror}") from None
+        raise InputError(
+            f"data.path={path} cannot be read: {error.strerror}; check its permissions"
+        ) from None
     if not top_level and not any(by_folder):
         raise InputError(f"data.path={path} holds no images: supported are {', '.join(sorted(SUFFIXES))}")
     if not conditional:

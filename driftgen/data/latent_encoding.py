@@ -67,7 +67,7 @@ def encode_images(
         if value < 1:
             raise InputError(f"{name}={value} must be at least 1")
     if not 0 <= rank < world:
-        raise InputError(f"rank={rank} must lie in 0 ... {world - 1}")
+        raise InputError(f"rank={rank} must be in 0 ... {world - 1}")
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
     augment: Any = getattr(data, "augment", None)

@@ -71,8 +71,8 @@ class LatentCache:
         out = torch.empty(len(rows), *self.shape)
         shards = rows // self._size
         order = shards.argsort(stable=True)
-        numbers, counts = torch.unique_consecutive(shards[order], return_counts=True)
-        for number, where in zip(numbers.tolist(), order.split(counts.tolist()), strict=True):
+        shard_numbers, counts = torch.unique_consecutive(shards[order], return_counts=True)
+        for number, where in zip(shard_numbers.tolist(), order.split(counts.tolist()), strict=True):
             path = self._plan.path(number)
             try:
                 with safe_open(path, framework="pt") as shard:

@@ -13,7 +13,7 @@ Key = tuple[int, ...]
 
 
 class Prefetcher(Generic[T]):
-    """Runs the next load in a thread.
+    """Runs the next load in a background thread.
 
     A key identifies a load and determines its result, so prefetching never changes a result.
     """

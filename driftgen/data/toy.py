@@ -120,7 +120,7 @@ def load_points(path: Path) -> Tensor:
                 raise ValueError("not a NumPy array")
         array = np.load(path, allow_pickle=False)
     except FileNotFoundError:
-        raise InputError(f"{path} does not exist") from None
+        raise InputError(f"{path} does not exist: give a .npy file of points [n, 2]") from None
     except (OSError, ValueError, EOFError, MemoryError) as error:
         raise InputError(
             f"{path} is not a readable .npy array: write one with numpy.save ({error})"

@@ -99,7 +99,7 @@ def listed(label: str, names: list[str]) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise InputError(f"{path} does not exist")
+        raise InputError(f"{path} does not exist: give a .pth or .safetensors file")
     try:
         if path.suffix == ".safetensors":
             return dict(load_file(path))

@@ -53,7 +53,7 @@ class LiveView:
         self.warnings: deque[str] = deque(maxlen=SHOWN_WARNINGS)
         self._row: Mapping[str, Any] = {}
         self._seen, self._stride = 0, 1
-        self._begin: tuple[float, float] | None = None  # step and seconds of the first row
+        self._first: tuple[float, float] | None = None  # step and seconds of the first row
         self._history: dict[str, list[float]] = {}
         self._live: Live | None = None
 
@@ -77,8 +77,8 @@ class LiveView:
         """Show another row."""
         self._row = row
         self._seen += 1
-        if self._begin is None:
-            self._begin = (row.get("step", 0), row.get("seconds", 0.0))
+        if self._first is None:
+            self._first = (row.get("step", 0), row.get("seconds", 0.0))
         if (self._seen - 1) % self._stride == 0:
             for key, value in _curves(row):
                 self._history.setdefault(key, []).append(value)
@@ -122,9 +122,9 @@ class LiveView:
 
     def seconds_left(self) -> float | None:
         """Estimate the remaining time from the rate since the first row; None if there is no rate yet."""
-        if self._begin is None or "seconds" not in self._row:
+        if self._first is None or "seconds" not in self._row:
             return None
-        steps, seconds = (self._row[k] - b for k, b in zip(("step", "seconds"), self._begin, strict=True))
+        steps, seconds = (self._row[k] - b for k, b in zip(("step", "seconds"), self._first, strict=True))
         return float((self.total - self._row["step"]) * seconds / steps) if steps > 0 else None
 
     def render(self) -> RenderableType:

@@ -108,14 +108,14 @@ ODD = {
 
 @pytest.mark.parametrize("name", ODD)
 def test_odd_modes(tmp_path, opened, name):
-    image, colour = ODD[name]
+    image, color = ODD[name]
     options = {"lossless": True} if name.endswith("webp") else {}
     image.save(tmp_path / name, **options)
     got = to_bytes(every(opened(tmp_path, size=8, workers=0)))[0].float().mean((1, 2))
-    assert (got - torch.tensor(colour, dtype=torch.float32)).abs().max() <= 2
+    assert (got - torch.tensor(color, dtype=torch.float32)).abs().max() <= 2
     gray = to_bytes(every(opened(tmp_path, size=8, workers=0, channels=1)))
     assert gray.shape == (1, 1, 8, 8)
-    expected = float(np.dot(colour, [0.299, 0.587, 0.114]))
+    expected = float(np.dot(color, [0.299, 0.587, 0.114]))
     assert (gray.float() - expected).abs().max() <= 2
 
 

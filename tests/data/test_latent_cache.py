@@ -201,7 +201,7 @@ def test_wrong_input(tmp_path):
     fails(lambda: encode_images(data, Identity(), tmp_path, batch_size=0), "^batch_size=0 must be at least 1")
     fails(lambda: encode_images(data, Identity(), tmp_path, shard_size=0), "^shard_size=0")
     fails(
-        lambda: encode_images(data, Identity(), tmp_path, rank=2, world=2), r"^rank=2 must lie in 0 \.\.\. 1"
+        lambda: encode_images(data, Identity(), tmp_path, rank=2, world=2), r"^rank=2 must be in 0 \.\.\. 1"
     )
     fails(lambda: encode_images(data, Identity(), tmp_path, dtype="float31"), "did you mean 'float32'")
     tokenizer = Identity()
