@@ -213,8 +213,10 @@ def _figure(value: Any) -> str:
 
 
 def _duration(seconds: float) -> str:
-    hours, rest = divmod(round(seconds), 3600)
-    return f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s"
+    minutes, s = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min {s} s" if minutes else f"{s} s"
 
 
 def _text(path: Path) -> str:

@@ -118,9 +118,7 @@ def test_samples_are_independent(encoder, x):
         parts = [encoder.features(part) for part in (x[:1], x[1:])]
     for name, feature in together.items():
         joined = torch.cat([part[name] for part in parts])
-        torch.testing.assert_close(
-            feature, joined, atol=1e-4, rtol=1e-4, msg=lambda text, n=name: f"{n}: {text}"
-        )
+        assert torch.allclose(feature, joined, atol=1e-4, rtol=1e-4), name
 
 
 def test_gradients_reach_every_sample_and_change_nothing(encoder, case, x):
@@ -155,7 +153,7 @@ def test_dtype_follows_the_module(encoder, x):
         encoder.to(torch.float32)
     assert {f.dtype for f in double.values()} == {torch.float64}
     for name, feature in single.items():
-        torch.testing.assert_close(feature.double(), double[name], atol=1e-3, rtol=1e-3)
+        assert torch.allclose(feature.double(), double[name], atol=1e-3, rtol=1e-3), name
 
 
 def test_wrong_input_is_a_one_line_error(encoder, x):
