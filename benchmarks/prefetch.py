@@ -21,7 +21,8 @@ from benchmarks.results import save
 from driftgen.data.arrays import ArrayImages
 from driftgen.data.class_batches import ClassIndex, StepSizes
 from driftgen.data.config import Augment
-from driftgen.data.latents import LatentCache, encode_images
+from driftgen.data.latent_encoding import encode_images
+from driftgen.data.latents import LatentCache
 from driftgen.tokenizers import Identity
 
 CLASSES, EACH = 100, 128

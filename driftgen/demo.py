@@ -1,4 +1,4 @@
-"""The demonstration: digits from noise in one network call, trained here and now, and the toy behind it."""
+"""The demo: train a one-step generator of digits, evaluate it, and show the drift on a toy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from driftgen.evaluation.digits import BARS, evaluate_digits
 from driftgen.pipeline import DriftPipeline
 from driftgen.report.page import Section, section_html
 from driftgen.report.run_page import write_report
-from driftgen.report.toy_files import title_of, write_evolution
+from driftgen.report.toy_files import evolution_title, write_evolution
 from driftgen.support.atomic_write import atomic_write
 from driftgen.support.progress import drawing, track
 from driftgen.support.provenance import provenance
@@ -29,15 +29,15 @@ from driftgen.training.trainer import train
 __all__ = ["GUIDANCE", "demo_config", "evaluate_run", "metric_rows", "run_demo"]
 
 GUIDANCE, EACH = 1.5, 100
-TOY_TEXT = """<p>What the training does, in two dimensions: generated points
-(<span class="orange">orange</span>) start collapsed on one of the data's two modes
-(<span class="blue">blue</span>). Data attracts them, they repel each other, and where both distributions
-match the two forces cancel. The digits above were moved the same way, in the 64 dimensions of their
-pixels.</p>"""
+TOY_TEXT = """<p>The same training in two dimensions. Generated points
+(<span class="orange">orange</span>) start collapsed on one of the two modes of the data
+(<span class="blue">blue</span>). The data attract the generated points, and the generated points repel each
+other. When both distributions match, the two forces cancel. The digits above moved in the same way, in the 64
+dimensions of their pixels.</p>"""
 
 
 def demo_config(seed: int = 0, changes: Sequence[str] = ()) -> TrainConfig:
-    """The configuration that the demonstration trains: the digits recipe."""
+    """Return the configuration of the demo: the digits recipe."""
     config = load_recipe("digits", [f"seed={seed}", *changes], "train")
     assert isinstance(config, TrainConfig)
     return config
@@ -46,9 +46,9 @@ def demo_config(seed: int = 0, changes: Sequence[str] = ()) -> TrainConfig:
 def run_demo(
     out: Path, view: View, seed: int = 0, changes: Sequence[str] = (), toy_steps: int | None = None
 ) -> tuple[Path, dict[str, float]] | None:
-    """Trains, samples, evaluates, draws; gives the report and the figures, or None if it was stopped.
+    """Train, sample, evaluate and write the report; return its path and the metrics.
 
-    A demonstration that was stopped, or is complete already, is gone on with.
+    Returns None if training was interrupted; the next call resumes it. A complete run is not trained again.
     """
     config = demo_config(seed, changes)
     if not train(config, out, Distributed.start("cpu"), view, name="digits", report=write_report):
@@ -58,7 +58,7 @@ def run_demo(
 
 
 def evaluate_run(folder: Path, seed: int = 0) -> dict[str, float]:
-    """Samples 100 of each digit from a run's model, counts network calls, and writes evaluation.json."""
+    """Sample 100 of each digit from a run, count the network calls and write ``evaluation.json``."""
     pipe = DriftPipeline.from_pretrained(folder, batch_size=EACH)
     labels = [label for label in range(10) for _ in range(EACH)]
     rows = 0
@@ -73,7 +73,7 @@ def evaluate_run(folder: Path, seed: int = 0) -> dict[str, float]:
     figures = evaluate_digits(samples, torch.tensor(labels))
     record = {
         **provenance("driftgen demo"),
-        "evaluator": "classifier and k=3 neighbours on raw pixels, 1,000 samples, the 1,437 training and 360 "
+        "evaluator": "classifier and k=3 neighbors on raw pixels, 1,000 samples, the 1,437 training and 360 "
         "held-out digits",
         "guidance": GUIDANCE,
         "seed": seed,
@@ -88,7 +88,7 @@ def evaluate_run(folder: Path, seed: int = 0) -> dict[str, float]:
 
 
 def _milliseconds(pipe: DriftPipeline, repeats: int = 50) -> float:
-    """Of one image alone, noise to picture, the median."""
+    """Return the median time to sample a single image, from noise to PIL image."""
     times = []
     for i in range(repeats):
         start = time.perf_counter()
@@ -99,26 +99,28 @@ def _milliseconds(pipe: DriftPipeline, repeats: int = 50) -> float:
 
 def _toy(folder: Path, seed: int, steps: int | None) -> str:
     config = ToyConfig(init="collapsed", seed=seed, steps=steps)
-    with track("the toy", config.total_steps, "drift") as on_step:
+    with track("toy", config.total_steps, "drift") as on_step:
         evolution = evolve(get_toy("bimodal"), config, on_step)
     command = f"driftgen toy bimodal --init collapsed --seed {seed}"
     with drawing():
         picture, animation, _ = write_evolution(evolution, folder, command)
     rows = metric_rows(evolution.metrics)
-    return section_html(Section(title_of("bimodal", config), TOY_TEXT, picture, animation, rows, command))
+    return section_html(
+        Section(evolution_title("bimodal", config), TOY_TEXT, picture, animation, rows, command)
+    )
 
 
 def metric_rows(metrics: dict[str, Any]) -> dict[str, str]:
-    """The figures of a toy run, ready to be read."""
+    """Format the metrics of a toy run for display."""
     rows = {
-        "energy distance to fresh data, at the start": f"{metrics['energy_distance_at_start']:.4f}",
-        "energy distance at the end": f"{metrics['energy_distance']:.4f}",
-        "energy distance of data to data": f"{metrics['energy_distance_of_data_to_itself']:.4f}",
-        "mean squared drift, at the start": f"{metrics['drift_at_start']:.1e}",
-        "mean squared drift at the end": f"{metrics['drift_at_end']:.1e}",
-        "fell by a factor of": f"{metrics['drift_ratio']:.3g}",
+        "energy distance to fresh data, start": f"{metrics['energy_distance_at_start']:.4f}",
+        "energy distance to fresh data, end": f"{metrics['energy_distance']:.4f}",
+        "energy distance between fresh data": f"{metrics['energy_distance_of_data_to_itself']:.4f}",
+        "mean squared drift, start": f"{metrics['drift_at_start']:.1e}",
+        "mean squared drift, end": f"{metrics['drift_at_end']:.1e}",
+        "mean squared drift, start / end": f"{metrics['drift_ratio']:.3g}",
     }
     if "mode_shares" in metrics:
-        rows["poorest mode has, of its due"] = f"{metrics['least_mode_share']:.2f}"
+        rows["share of the smallest mode (ideal: 1)"] = f"{metrics['least_mode_share']:.2f}"
     rows["seconds"] = f"{metrics['seconds']:.1f}"
     return rows

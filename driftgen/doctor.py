@@ -1,4 +1,4 @@
-"""What this machine has: Python, torch, devices, and the optional extras."""
+"""Inspect the machine: Python, torch, devices and the optional extras."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["EXTRAS", "Extra", "Finding", "examine"]
 
 @dataclass(frozen=True)
 class Extra:
-    """An optional extra: the modules that it brings, and what they are for."""
+    """An optional extra: its modules and their purpose."""
 
     modules: tuple[str, ...]
     purpose: str
@@ -29,7 +29,7 @@ EXTRAS = {
     "eval": Extra(("torchmetrics",), "FID, KID, Inception score"),
     "policy": Extra(("gymnasium", "gym_pusht", "zarr", "h5py"), "robot policies"),
     "studio": Extra(("gradio",), "the web page"),
-    "onnx": Extra(("onnx", "onnxruntime"), "export"),
+    "onnx": Extra(("onnx", "onnxruntime"), "ONNX export"),
     "tracking": Extra(("tensorboard", "wandb"), "experiment tracking"),
     "dev": Extra(("pytest", "hypothesis", "mypy", "ruff"), "tests and checks"),
 }
@@ -37,7 +37,7 @@ EXTRAS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the examination. ``ok`` is None for what is merely absent."""
+    """One line of the report. ``ok`` is None for an optional part that is absent."""
 
     name: str
     value: str
@@ -46,11 +46,11 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Looks at the machine; never imports an extra."""
+    """Inspect the machine without importing any extra."""
     old = sys.version_info < (3, 11)
     findings = [
         Finding("driftgen", driftgen.__version__, True),
-        Finding("Python", platform.python_version(), not old, "3.11 or newer is needed" if old else ""),
+        Finding("Python", platform.python_version(), not old, "install Python 3.11 or newer" if old else ""),
         Finding("torch", torch.__version__, True),
         Finding("CPU", f"{platform.machine()}, {torch.get_num_threads()} threads", True),
         *_accelerators(),
@@ -58,8 +58,9 @@ def examine() -> list[Finding]:
     for name, extra in EXTRAS.items():
         missing = [m for m in extra.modules if not _installed(m)]
         if missing:
-            advice = f"in the checkout: pip install -c constraints.txt -e '.[{name}]'"
-            findings.append(Finding(f"[{name}]", f"{extra.purpose}: no {', '.join(missing)}", None, advice))
+            advice = f"to install: pip install -c constraints.txt -e '.[{name}]'"
+            value = f"{extra.purpose}: {', '.join(missing)} not installed"
+            findings.append(Finding(f"[{name}]", value, None, advice))
         else:
             versions = ", ".join(f"{m} {_version(m)}" for m in extra.modules)
             findings.append(Finding(f"[{name}]", f"{extra.purpose}: {versions}", True))
@@ -67,29 +68,27 @@ def examine() -> list[Finding]:
 
 
 def _accelerators() -> list[Finding]:
-    found = [
-        Finding(f"GPU {i}", f"{p.name}, {p.total_memory / 2**30:.0f} GiB, compute {p.major}.{p.minor}", True)
+    gpus = [
+        Finding(
+            f"GPU {i}",
+            f"{p.name}, {p.total_memory / 2**30:.0f} GiB, compute capability {p.major}.{p.minor}",
+            True,
+        )
         for i, p in enumerate(map(torch.cuda.get_device_properties, range(torch.cuda.device_count())))
     ]
     if torch.backends.mps.is_available():
-        found.append(Finding("GPU", "Apple (mps)", True))
-    if found:
-        return found
+        gpus.append(Finding("GPU", "Apple (mps)", True))
+    if gpus:
+        return gpus
     if torch.version.cuda is None:
-        return [
-            Finding(
-                "GPU", "none: this torch is a CPU build", None, "for NVIDIA, install a CUDA build of torch"
-            )
-        ]
-    return [
-        Finding(
-            "GPU", f"none found by torch (CUDA {torch.version.cuda})", None, "check the driver: nvidia-smi"
-        )
-    ]
+        advice = "for an NVIDIA GPU, install a CUDA build of torch"
+        return [Finding("GPU", "none: this torch is a CPU build", None, advice)]
+    advice = "check the driver with nvidia-smi"
+    return [Finding("GPU", f"none found by torch (CUDA {torch.version.cuda})", None, advice)]
 
 
 def _installed(module: str) -> bool:
-    # A folder of that name in the working directory also has a spec, but no file behind it.
+    # A folder of that name in the working directory has a spec too, but no origin.
     spec = importlib.util.find_spec(module)
     return spec is not None and spec.origin is not None
 

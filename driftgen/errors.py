@@ -1,4 +1,4 @@
-"""The one exception for input that a person can correct."""
+"""Exceptions for input that the user can correct."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ __all__ = ["InputError", "NotFiniteError", "unknown_name"]
 
 
 class InputError(ValueError):
-    """Wrong input: one line that names the argument, says what is wrong and what to do."""
+    """Wrong input: one line with the argument, its value and what to do."""
 
 
 class NotFiniteError(InputError):
-    """Samples or features that hold NaN or infinite values: in training, a step to be skipped."""
+    """NaN or infinite samples or features. Training skips the step."""
 
 
 def unknown_name(argument: str, name: object, known: Iterable[str]) -> InputError:
-    """The error for a name that is not among the known ones, with the nearest one first."""
+    """Return the error for an unknown name, with the closest known name as a suggestion."""
     names = sorted(known)
     near = get_close_matches(str(name), names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""

@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import settings
 
-# Without a GPU its kernels run statement by statement; Triton reads this when it is imported, as it may be
-# with driftgen.
+# Without a GPU the kernels run in Triton's interpreter. Triton reads this variable when it is imported, which
+# importing driftgen may do.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Explore freely at the desk; in CI the same examples every time.
+# CI uses the same examples every time; local runs explore new ones.
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
@@ -28,14 +28,14 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def _as_in_a_new_process():
     torch.manual_seed(0)
-    # On a CPU without bfloat16 the first such product turns oneDNN off for the rest of the process,
-    # after which float32 results differ in the last digit from those of another process.
+    # On a CPU without bfloat16 support the first bfloat16 product disables oneDNN for the rest of the
+    # process. Afterwards float32 results differ in the last digit from those of another process.
     torch.backends.mkldnn.set_flags(True)
 
 
 @pytest.fixture
 def here(capsys, monkeypatch):
-    """Runs a command in this process: what ``run`` does, without the two seconds to import torch."""
+    """Run a command in this process, without the two seconds that a new process needs to import torch."""
     from driftgen.cli import main
 
     def call(*words):

@@ -1,4 +1,4 @@
-"""The demonstration, with fewer steps."""
+"""The demo with fewer steps."""
 
 import json
 import re
@@ -15,20 +15,20 @@ def test_demo_trains_samples_evaluates_and_reports(tmp_path):
     html = page.read_text()
     assert html.count("data:image/gif;base64,") == 1  # the toy
     assert html.count("data:image/png;base64,") >= 3
-    assert not re.search(r"(src|href)=\"(?!data:|#)", html)  # nothing is fetched from anywhere
+    assert not re.search(r"(src|href)=\"(?!data:|#)", html)  # the page is self-contained
     assert "one network call" in html.lower()
     record = json.loads((out / "evaluation.json").read_text())
     assert record["network_calls_per_image"] == 1
     assert record["figures"] == figures
     assert set(BARS) <= set(figures)
     assert len(view.rows) > 0
-    # Once more: nothing is trained anew.
+    # A complete demo is not trained again.
     again, same = run_demo(out, Silent(), changes=[*SMALL, "optim.steps=12"], toy_steps=3)
     assert again == page
     assert same == figures
 
 
 def test_the_demo_has_a_fixed_number_of_steps():
-    """So its result does not depend on the load of the machine."""
+    """The result does not depend on the load of the machine."""
     assert demo_config().optim.steps == demo_config(3).optim.steps
     assert demo_config(3).seed == 3

@@ -1,6 +1,6 @@
-"""The ``driftgen`` command: one thin verb each, no logic.
+"""The ``driftgen`` command: one thin function per verb, no logic.
 
-Commands import what they need when they are called, so that the command starts fast.
+Commands import their dependencies when they are called, so that ``driftgen`` starts fast.
 """
 
 from driftgen.cli.root import app, main

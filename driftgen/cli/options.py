@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ import typer
 __all__ = ["Device", "Out", "Seed"]
 
 Out = Annotated[Path, typer.Option(help="Folder to write to.")]
-Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda; the best there is if not given.")]
+Seed = Annotated[int, typer.Option(help="Random seed.")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default the best one available.")]

@@ -1,4 +1,4 @@
-"""The command itself: its verbs in the order they are listed, and how it ends."""
+"""The root command: its verbs in the order of the help text, error messages and exit codes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from driftgen.errors import InputError
 __all__ = ["app", "main"]
 
 app = typer.Typer(
-    help="Drifting Models: generators that turn noise into a sample in one network call.",
+    help="Drifting Models: one-step generators that map noise to a sample in one network call.",
     context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -26,7 +26,7 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def _root(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
         print(f"driftgen {driftgen.__version__}")
@@ -53,7 +53,7 @@ app.add_typer(bench, name="bench")
 
 
 def main() -> None:
-    """Runs the command. Wrong input ends in one line and exit code 2."""
+    """Run the command. Wrong input prints one line and exits with code 2."""
     try:
         code: Any = app(standalone_mode=False)
     except InputError as error:
@@ -63,14 +63,13 @@ def main() -> None:
     except OSError as error:
         code = _fail(f"{error.strerror or error}: {error.filename}" if error.filename else str(error))
     except Exception as error:
-        # Usage errors come as different classes in different versions of the command library, all with this
-        # method.
+        # The class of usage errors differs between versions of typer and click; all have this method.
         message = getattr(error, "format_message", None)
         if message is None:
             raise
         code = _fail(f"{message().rstrip('.')}; see 'driftgen --help'")
     if code == 130:
-        print("driftgen: stopped", file=sys.stderr)
+        print("driftgen: interrupted", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
 
 

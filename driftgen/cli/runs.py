@@ -79,7 +79,7 @@ def encode(
     """
     from driftgen.data.config import Data
     from driftgen.data.images import open_images
-    from driftgen.data.latents import encode_images
+    from driftgen.data.latent_encoding import encode_images
     from driftgen.support.progress import track
     from driftgen.tokenizers import SDVAE
     from driftgen.training.distributed import Distributed

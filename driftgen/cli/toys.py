@@ -1,4 +1,4 @@
-"""What there is to see without data of one's own: ``toy``, ``demo``, ``doctor``."""
+"""Commands that need no data: ``toy``, ``demo`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -23,31 +23,35 @@ def toy(
         str,
         typer.Argument(
             help="bimodal, eight-gaussians, swiss-roll, checkerboard, two-moons, "
-            "or a .npy file of points \\[n, 2].",
+            "or a .npy file with points \\[n, 2].",
             show_default=False,
         ),
     ],
-    init: Annotated[str, typer.Option(help="Where q starts: between, far, collapsed.")] = "between",
+    init: Annotated[str, typer.Option(help="Initial distribution: between, far or collapsed.")] = "between",
     generator: Annotated[
-        bool, typer.Option("--generator/--points", help="Train an MLP, or move bare points by the field.")
+        bool, typer.Option("--generator/--points", help="Train an MLP, or move points along the field.")
     ] = False,
     out: Out = Path("runs/toy"),
-    steps: Annotated[int | None, typer.Option(help="Steps (150 for points, 800 for an MLP).")] = None,
-    samples: Annotated[int | None, typer.Option(help="Generated at a time (512, or 256 for an MLP).")] = None,
-    positives: Annotated[int, typer.Option(help="Data points drawn each step.")] = 512,
-    temperature: Annotated[float | None, typer.Option(help="Kernel temperature; by distribution.")] = None,
-    kernel: Annotated[str, typer.Option(help="laplace, gaussian, inverse_multiquadric.")] = "laplace",
-    normalization: Annotated[str, typer.Option(help="both, y, none, sinkhorn.")] = "both",
+    steps: Annotated[int | None, typer.Option(help="Steps; 150 for points, 800 for an MLP.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="Generated samples per step; 512 for points, 256 for an MLP.")
+    ] = None,
+    positives: Annotated[int, typer.Option(help="Data points per step.")] = 512,
+    temperature: Annotated[
+        float | None, typer.Option(help="Kernel temperature; the default depends on the distribution.")
+    ] = None,
+    kernel: Annotated[str, typer.Option(help="laplace, gaussian or inverse_multiquadric.")] = "laplace",
+    normalization: Annotated[str, typer.Option(help="both, y, none or sinkhorn.")] = "both",
     attraction: Annotated[float, typer.Option(help="Factor of the attraction V+.")] = 1.0,
     repulsion: Annotated[float, typer.Option(help="Factor of the repulsion V-.")] = 1.0,
-    learning_rate: Annotated[float, typer.Option(help="Adam's, for an MLP.")] = 4e-3,
+    learning_rate: Annotated[float, typer.Option(help="Learning rate of the MLP.")] = 4e-3,
     seed: Seed = 0,
     study: Annotated[
         str | None,
-        typer.Option(help="antisymmetry: repeat with attraction and repulsion out of balance, and compare."),
+        typer.Option(help="antisymmetry: compare runs with unbalanced attraction and repulsion."),
     ] = None,
 ) -> None:
-    """Let a 2-D distribution drift; writes evolution.png, evolution.gif and metrics.json."""
+    """Evolve a 2-D distribution toward data; writes evolution.png, evolution.gif, metrics.json."""
     from driftgen.data.toy import get_toy
     from driftgen.demo import metric_rows
     from driftgen.report.toy_files import study_table, write_evolution, write_study
@@ -78,18 +82,18 @@ def toy(
         with track("anti-symmetry", len(ANTISYMMETRY) * config.total_steps, "drift") as on_step:
             runs = antisymmetry_study(target, config, on_step)
         with drawing():
-            written = write_study(runs, out, _command())
+            paths = write_study(runs, out, _command())
         print(study_table(runs))
     else:
         with track(f"{target.name} {config.init}", config.total_steps, "drift") as on_step:
             evolution = evolve(target, config, on_step)
         with drawing():
-            written = write_evolution(evolution, out, _command())
+            paths = write_evolution(evolution, out, _command())
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         for name, value in metric_rows(evolution.metrics).items():
             table.add_row(name, value)
         console.print(table)
-    for path in written:
+    for path in paths:
         print(path)
 
 
@@ -97,7 +101,7 @@ def demo(
     out: Out = Path("runs/demo"),
     seed: Seed = 0,
 ) -> None:
-    """Train a generator of digits here and now, sample it, evaluate it; writes report.html."""
+    """Train a generator of digits, sample and evaluate it; writes report.html."""
     from driftgen.demo import demo_config, run_demo
     from driftgen.evaluation.digits import BARS
     from driftgen.report.terminal import LiveView
@@ -105,22 +109,22 @@ def demo(
     _check_seed(seed)
     config = demo_config(seed)
     with LiveView(str(out), config.optim.steps, config.loss.temperatures) as view:
-        done = run_demo(out, view, seed)
-    if done is None:
+        result = run_demo(out, view, seed)
+    if result is None:
         raise typer.Exit(130)
-    page, figures = done
+    page, figures = result
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("1,000 digits, guidance 1.5", "measured", "aim"):
+    for column in ("1,000 digits, guidance 1.5", "measured", "target"):
         table.add_column(column, justify="left" if column.startswith("1") else "right")
     for name, bar in BARS.items():
-        sign = "at most" if name == "copied" else "at least"
-        table.add_row(name.replace("_", ", "), f"{figures[name]:.3f}", f"{sign} {bar}")
+        relation = "at most" if name == "copied" else "at least"
+        table.add_row(name.replace("_", ", "), f"{figures[name]:.3f}", f"{relation} {bar}")
     Console().print(table)
     print(page)
 
 
 def doctor() -> None:
-    """Say what this machine has: Python, torch, devices, optional extras and how to get each."""
+    """Report Python, torch, devices and optional extras, with installation commands."""
     from driftgen.doctor import examine
 
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
@@ -132,9 +136,9 @@ def doctor() -> None:
 
 
 def _check_seed(seed: int) -> None:
-    """Seeds are whole numbers that fit 63 bits."""
+    """Raise if the seed is negative or does not fit into 63 bits."""
     if not 0 <= seed < 2**63:
-        raise InputError(f"seed={seed} must be a whole number from 0 to 2^63 - 1")
+        raise InputError(f"seed={seed} must be an integer from 0 to 2^63 - 1")
 
 
 def _command() -> str:

@@ -1,4 +1,4 @@
-"""Where samples come from."""
+"""Real samples: toy distributions, images, latents, and the draws of a training step."""
 
 from driftgen.data import toy
 

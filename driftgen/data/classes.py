@@ -1,4 +1,4 @@
-"""Which images of a data set are used, and under which labels."""
+"""Select the images of a dataset and their labels."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ __all__ = ["choose"]
 
 
 def choose(
-    numbers: NDArray[np.int64], names: list[str], config: Data
+    labels: NDArray[np.int64], names: list[str], config: Data
 ) -> tuple[Tensor, list[str], NDArray[np.int64]]:
-    """Labels, class names and which images are kept, after ``conditional`` and ``limit``.
+    """Apply ``conditional`` and ``limit``; return labels, class names and the indices of the chosen images.
 
     A limit takes the first image of each class, then the second of each, and so on.
     """
-    kept = np.arange(len(numbers))
+    chosen = np.arange(len(labels))
     if not config.conditional:
-        numbers, names = np.zeros_like(numbers), ["all"]
-    if config.limit is not None and config.limit < len(numbers):
+        labels, names = np.zeros_like(labels), ["all"]
+    if config.limit is not None and config.limit < len(labels):
         if config.limit < len(names):
             raise InputError(
                 f"data.limit={config.limit} is below the {len(names)} classes: raise it, or set "
                 "data.conditional=false"
             )
-        order = np.argsort(numbers, kind="stable")
-        starts = np.searchsorted(numbers[order], numbers[order])
+        order = np.argsort(labels, kind="stable")
+        starts = np.searchsorted(labels[order], labels[order])
         rank = np.empty_like(order)
         rank[order] = np.arange(len(order)) - starts
-        kept = np.sort(np.lexsort((numbers, rank))[: config.limit])
-    return torch.from_numpy(numbers[kept].astype(np.int64)), names, kept
+        chosen = np.sort(np.lexsort((labels, rank))[: config.limit])
+    return torch.from_numpy(labels[chosen].astype(np.int64)), names, chosen

@@ -1,7 +1,7 @@
-"""Image files to bytes. Run as a program, this file is a worker process.
+"""Decode image files to uint8. Run as a script, this file is a worker process.
 
-It knows numpy and Pillow only, not the rest of the package: a worker starts in a fraction of a second and
-never holds a copy of torch.
+It imports only numpy and Pillow, not the rest of the package, so that a worker starts in a fraction of a
+second and never loads torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["CROP_UNIFORMS", "center_crop", "convert", "crop_boxes", "decode", "readable", "reason"]
 
 TRIES = 10
-CROP_UNIFORMS = 2 * TRIES + 2  # uniform numbers that a random resized crop is made from
+CROP_UNIFORMS = 2 * TRIES + 2  # uniform numbers per random resized crop
 
 
 def decode(
@@ -32,12 +32,12 @@ def decode(
     uniforms: Sequence[float] | None = None,
     scale: tuple[float, float] = (0.2, 1.0),
 ) -> NDArray[np.uint8]:
-    """The image as ``[size, size, channels]``: centre crop, or the random resized crop of ``uniforms``.
+    """Decode an image to ``[size, size, channels]`` and apply its EXIF orientation.
 
-    Turned upright as its EXIF entry says.
+    The image is center-cropped, or cropped at random if ``uniforms`` are given.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # odd metadata is no reason to speak up for each of a million files
+        warnings.simplefilter("ignore")  # Pillow would warn about odd metadata in every file
         with Image.open(path) as file:
             image = convert(ImageOps.exif_transpose(file), channels)
     if uniforms is None:
@@ -50,7 +50,7 @@ def decode(
 
 
 def readable(path: str) -> None:
-    """Raises if the file does not begin like an image."""
+    """Raise an exception if the file does not start with an image header."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with Image.open(path) as file:
@@ -58,10 +58,10 @@ def readable(path: str) -> None:
 
 
 def convert(image: Image.Image, channels: int) -> Image.Image:
-    """Any mode as gray (``channels`` 1) or colour (3).
+    """Convert any mode to gray (``channels`` 1) or color (3).
 
-    What is transparent becomes white. Values of 16 bits are divided by 257; numbers with a point are taken
-    as 0 ... 1, or as 0 ... 255 if some are above 1.
+    Transparent pixels become white. 16-bit values are divided by 257. Floating-point values are taken as
+    0 ... 1, or as 0 ... 255 if any exceeds 1.
     """
     if image.mode == "F":
         values = np.nan_to_num(np.asarray(image, dtype=np.float64))
@@ -84,7 +84,7 @@ def convert(image: Image.Image, channels: int) -> Image.Image:
 
 
 def center_crop(image: Image.Image, size: int) -> Image.Image:
-    """ADM's centre crop: halve while twice too large, resize the short side, cut out the middle."""
+    """ADM's center crop: halve until less than twice ``size``, resize the short side, crop the center."""
     while min(image.size) >= 2 * size:
         image = image.resize((image.width // 2, image.height // 2), Image.Resampling.BOX)
     factor = size / min(image.size)
@@ -97,51 +97,50 @@ def center_crop(image: Image.Image, size: int) -> Image.Image:
 def crop_boxes(
     width: int, height: int, uniforms: NDArray[np.float64], scale: tuple[float, float]
 ) -> NDArray[np.int64]:
-    """Random resized crops ``[n, 4]`` (left, top, width, height) from ``uniforms [n, CROP_UNIFORMS]``.
+    """Compute random resized crops ``[n, 4]`` (left, top, width, height) from ``[n, CROP_UNIFORMS]``.
 
-    A share of the area within ``scale`` and an aspect ratio of 3/4 ... 4/3, evenly in its logarithm; the
-    first of ten tries that fits into the image, or else the largest middle part of an allowed ratio.
+    The area fraction is uniform in ``scale``, the aspect ratio log-uniform in 3/4 ... 4/3. The first of ten
+    tries that fits into the image is used, or else the largest centered crop with an allowed ratio.
     """
     low, high = math.log(3 / 4), math.log(4 / 3)
     area = width * height * (scale[0] + (scale[1] - scale[0]) * uniforms[:, :TRIES])
     ratio = np.exp(low + (high - low) * uniforms[:, TRIES : 2 * TRIES])
     w, h = (np.maximum(1, np.rint(np.sqrt(a))) for a in (area * ratio, area / ratio))
     fits = (w <= width) & (h <= height)
-    which = np.arange(len(uniforms)), fits.argmax(axis=1)
-    good = fits[which]
+    first = np.arange(len(uniforms)), fits.argmax(axis=1)
+    valid = fits[first]
     fallback = min(width, max(1, round(height * 4 / 3))), min(height, max(1, round(width * 4 / 3)))
-    w, h = (np.where(good, side[which], other) for side, other in zip((w, h), fallback, strict=True))
-    room = np.stack([width - w, height - h], axis=1)
-    corner = np.where(good[:, None], np.floor(uniforms[:, -2:] * (room + 1)), room // 2)
+    w, h = (np.where(valid, side[first], other) for side, other in zip((w, h), fallback, strict=True))
+    margin = np.stack([width - w, height - h], axis=1)
+    corner = np.where(valid[:, None], np.floor(uniforms[:, -2:] * (margin + 1)), margin // 2)
     return np.concatenate([corner, w[:, None], h[:, None]], axis=1).astype(np.int64)
 
 
-def serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answers one request per line, until the process that asks is gone: then its end of the pipe is closed,
-    however it ended.
+def serve(requests: BinaryIO, replies: BinaryIO) -> None:
+    """Reply to one request per line until the pipe is closed, which happens however the parent process ends.
 
-    A request is a list of jobs, each the arguments of :func:`decode`, or a path alone to look at its
-    beginning. An answer is for each job a length with a sign, in 8 bytes, and so many bytes: pixels, or after
-    a negative length the reason why there are none.
+    A request is a JSON list of jobs. A job holds the arguments of :func:`decode`, or only a path to check the
+    header of the file. The reply to a job is a signed 8-byte length and that many bytes: pixels or, if the
+    length is negative, the error message.
     """
     for line in requests:
         for job in json.loads(line):
             try:
-                body = _answer(job)
+                body = _run(job)
                 length = len(body)
-            except Exception as error:  # whatever a damaged file makes Pillow raise
+            except Exception as error:  # Pillow raises many types for damaged files
                 body = reason(error).encode()
                 length = -len(body)
-            answers.write(length.to_bytes(8, "little", signed=True) + body)
-        answers.flush()
+            replies.write(length.to_bytes(8, "little", signed=True) + body)
+        replies.flush()
 
 
 def reason(error: Exception) -> str:
-    """What an error says, as one line."""
+    """Return the type and message of an error as one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
-def _answer(job: list[Any]) -> bytes:
+def _run(job: list[Any]) -> bytes:
     if len(job) == 1:
         readable(job[0])
         return b""
@@ -151,12 +150,12 @@ def _answer(job: list[Any]) -> bytes:
 if __name__ == "__main__":
     import signal
 
-    # These reach the whole group of processes; only the one that trains decides what they mean, and it may
-    # still need a worker to finish its step.
+    # These signals reach the whole process group. Only the training process handles them, and it may still
+    # need a worker to finish its step.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         serve(sys.stdin.buffer, sys.stdout.buffer)
     except BrokenPipeError:
-        # Python would complain once more when it flushes stdout on its way out.
+        # Otherwise Python would report a second error when it flushes stdout at exit.
         sys.stdout = None

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 __all__ = ["RealData", "digits", "open_images"]
 
-DIGIT_LEVELS = 8  # their bytes are 0 ... 16
+DIGIT_LEVELS = 8  # the value that represents 0: pixels are 0 ... 16
 
 
 class RealData(Protocol):
-    """Real samples by number.
+    """Real samples by index.
 
-    ``load(indices, seed, first)`` gives ``[len(indices), *shape]`` in float32, images in [-1, 1]. How sample
-    i of a call is augmented depends on ``seed`` and ``first + i`` only, so a draw may be loaded in parts.
-    ``close()`` ends what runs in the background.
+    ``load(indices, seed, first)`` returns ``[len(indices), *shape]`` in float32; images are in [-1, 1]. The
+    augmentation of sample i of a call depends only on ``seed`` and ``first + i``, so a draw can be loaded in
+    parts. ``close()`` stops background workers.
     """
 
     shape: tuple[int, int, int]
@@ -42,21 +42,22 @@ class RealData(Protocol):
 
 
 def open_images(config: Data) -> RealData:
-    """The images that a configuration names.
+    """Open the images that a configuration names.
 
     - ``digits``: the training part of the packaged digits; always gray.
-    - A folder: class sub-folders, or images of one class, see :class:`~driftgen.data.folder.FolderImages`.
-    - ``.npz``: images under ``images``, ``x``, ``x_train`` or ``arr_0``; labels, if any, under ``labels``,
-      ``y`` or ``y_train``, as integers 0, 1, ... or as words; names of the classes, if any, under
-      ``class_names``. ``.npy``: images alone, one class. Nothing is unpickled.
+    - A folder: class subfolders, or images of one class; see :class:`~driftgen.data.folder.FolderImages`.
+    - ``.npz``: images under ``images``, ``x``, ``x_train`` or ``arr_0``; optional labels under ``labels``,
+      ``y`` or ``y_train``, as integers 0, 1, ... or as strings; optional class names under ``class_names``.
+    - ``.npy``: images only, one class.
 
-    Arrays are ``[n, h, w]``, ``[n, h, w, c]`` or ``[n, c, h, w]`` (the last axis is the channels if it has 1
-    to 4 entries), of 0 ... 255 if they are integers, of 0 and 1 if Boolean, otherwise of 0 ... 1, or of
-    -1 ... 1 if any number is negative. They are kept as bytes. Channels are made to fit ``channels``, what is
-    transparent becomes white. ``limit`` takes the first images of each class, as evenly as it goes.
+    Nothing is unpickled. Arrays are ``[n, h, w]``, ``[n, h, w, c]`` or ``[n, c, h, w]``; the last axis is the
+    channels if it has 1 to 4 entries. Values are 0 ... 255 for integers, 0 and 1 for booleans, and 0 ... 1
+    for floats, or -1 ... 1 if any is negative. Arrays are held as uint8. Images are converted to
+    ``channels``; transparent pixels become white. ``limit`` takes the first images of each class, as evenly
+    as possible.
     """
     if config.kind == "latents":
-        raise InputError("data.kind=latents holds no images: open the cache of driftgen encode instead")
+        raise InputError("data.kind=latents holds no images: set data.kind=images and the path of the images")
     if config.kind == "digits":
         return _open_digits(config)
     if config.path is None:
@@ -65,16 +66,16 @@ def open_images(config: Data) -> RealData:
     if path.is_dir():
         return FolderImages(path, config)
     if not path.exists():
-        raise InputError(f"data.path={config.path}: there is no such file or folder")
+        raise InputError(f"data.path={config.path}: no such file or folder")
     if path.suffix.lower() not in (".npz", ".npy"):
         raise InputError(f"data.path={config.path} is a file: expected a folder of images, .npz or .npy")
     return open_array(path, config)
 
 
 def digits(split: Literal["train", "heldout", "all"] = "train") -> tuple[Tensor, Tensor]:
-    """The packaged digits: images ``[n, 1, 8, 8]`` in [-1, 1] and labels ``[n]``.
+    """Return the packaged digits: images ``[n, 1, 8, 8]`` in [-1, 1] and labels ``[n]``.
 
-    1,437 to train on and 360 held out, the same share of every digit; no run trains on the held-out ones.
+    1,437 are for training and 360 held out, stratified by digit. No run trains on the held-out digits.
     """
     pixels, labels = _read_digits(split)
     return to_float(torch.from_numpy(pixels), DIGIT_LEVELS), torch.from_numpy(labels)
@@ -86,16 +87,16 @@ def _read_digits(split: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         np.load(file, allow_pickle=False) as stored,
     ):
         pixels, labels, heldout = stored["images"], stored["labels"].astype(np.int64), stored["heldout"]
-    chosen = {"train": ~heldout, "heldout": heldout, "all": np.ones_like(heldout)}
-    if split not in chosen:
-        raise unknown_name("split", split, chosen)
-    return pixels[chosen[split]][:, None], labels[chosen[split]]
+    masks = {"train": ~heldout, "heldout": heldout, "all": np.ones_like(heldout)}
+    if split not in masks:
+        raise unknown_name("split", split, masks)
+    return pixels[masks[split]][:, None], labels[masks[split]]
 
 
 def _open_digits(config: Data) -> ArrayImages:
-    pixels, numbers = _read_digits("train")
-    labels, names, kept = choose(numbers, [str(d) for d in range(10)], config)
-    pixels = pixels[kept]
+    pixels, all_labels = _read_digits("train")
+    labels, names, chosen = choose(all_labels, [str(d) for d in range(10)], config)
+    pixels = pixels[chosen]
     if config.size in (None, 8):
         return ArrayImages(torch.from_numpy(pixels), labels, names, config.augment, half=DIGIT_LEVELS)
     pixels = np.rint(pixels * (255 / 16)).astype(np.uint8)

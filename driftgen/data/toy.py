@@ -1,4 +1,4 @@
-"""Two-dimensional distributions to watch a drift on."""
+"""Two-dimensional toy distributions."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ __all__ = ["DISTRIBUTIONS", "Toy", "from_points", "get_toy", "load_points"]
 
 
 class Sampler(Protocol):
-    """Draws n points."""
+    """Draws n points ``[n, 2]``."""
 
     def __call__(self, n: int, generator: torch.Generator | None = None) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class Toy:
-    """A distribution of points: ``sample(n, generator)`` draws ``[n, 2]``.
+    """A distribution of points in the plane: ``sample(n, generator)`` draws ``[n, 2]``.
 
-    ``temperature`` is a kernel width that suits it: below the size of its details, above the gaps that a
-    drift must cross. ``modes`` are the centres of its equally likely modes, where it has such. ``holdout``
-    draws points that ``sample`` never gives, which matters for data from a file; an ideal distribution has no
-    end of fresh points.
+    ``temperature`` is a suitable kernel width: below the size of the details, above the gaps that a drift
+    must cross. ``modes`` are the centers of equally likely modes, if any. ``holdout`` draws points that
+    ``sample`` never draws. It is set for data from a file; analytic distributions yield fresh points anyway.
     """
 
     name: str
@@ -41,16 +40,16 @@ class Toy:
     holdout: Sampler | None = None
 
     def fresh(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """Points to judge by, independent of those trained on."""
+        """Draw points for evaluation, independent of the training points."""
         return (self.holdout or self.sample)(n, generator)
 
 
-def _mixture(name: str, centres: Tensor, spread: float, temperature: float) -> Toy:
+def _mixture(name: str, centers: Tensor, spread: float, temperature: float) -> Toy:
     def sample(n: int, generator: torch.Generator | None = None) -> Tensor:
-        which = torch.randint(len(centres), (n,), generator=generator)
-        return centres[which] + spread * torch.randn(n, 2, generator=generator)
+        component = torch.randint(len(centers), (n,), generator=generator)
+        return centers[component] + spread * torch.randn(n, 2, generator=generator)
 
-    return Toy(name, sample, temperature, modes=centres)
+    return Toy(name, sample, temperature, modes=centers)
 
 
 def _bimodal() -> Toy:
@@ -66,12 +65,12 @@ def _eight_gaussians() -> Toy:
 
 def _swiss_roll() -> Toy:
     def sample(n: int, generator: torch.Generator | None = None) -> Tensor:
-        # The square root makes the density even along the arm.
-        angle = 1.5 * math.pi * (1 + 2 * torch.rand(n, generator=generator).sqrt())
+        # Angles from 1.5π to 4.5π with a density proportional to the radius: uniform along the arm.
+        angle = 1.5 * math.pi * (1 + 8 * torch.rand(n, generator=generator)).sqrt()
         arm = torch.stack([angle * angle.cos(), angle * angle.sin()], dim=1) / (2.25 * math.pi)
         return arm + 0.05 * torch.randn(n, 2, generator=generator)
 
-    return Toy("swiss-roll", sample, temperature=0.35)
+    return Toy("swiss-roll", sample, temperature=0.2)
 
 
 def _checkerboard() -> Toy:
@@ -105,7 +104,7 @@ DISTRIBUTIONS: dict[str, Callable[[], Toy]] = {
 
 
 def get_toy(name: str) -> Toy:
-    """The distribution of that name, or that of the points in a ``.npy`` file."""
+    """Return the distribution of that name, or of the points in a ``.npy`` file."""
     if name in DISTRIBUTIONS:
         return DISTRIBUTIONS[name]()
     if isinstance(name, str) and name and (name.endswith(".npy") or Path(name).exists()):
@@ -114,14 +113,14 @@ def get_toy(name: str) -> Toy:
 
 
 def load_points(path: Path) -> Tensor:
-    """The points of a ``.npy`` file, ``[n, 2]`` float32, checked."""
+    """Read and check the points ``[n, 2]`` of a ``.npy`` file, as float32."""
     try:
         with path.open("rb") as file:
             if file.read(6) != b"\x93NUMPY":
-                raise ValueError("no NumPy array")
+                raise ValueError("not a NumPy array")
         array = np.load(path, allow_pickle=False)
     except FileNotFoundError:
-        raise InputError(f"{path} does not exist") from None
+        raise InputError(f"{path} does not exist: give a .npy file of points [n, 2]") from None
     except (OSError, ValueError, EOFError, MemoryError) as error:
         raise InputError(
             f"{path} is not a readable .npy array: write one with numpy.save ({error})"
@@ -132,12 +131,10 @@ def load_points(path: Path) -> Tensor:
 
 
 def from_points(points: Tensor, name: str = "points") -> Toy:
-    """The distribution of given points ``[n, 2]``: a random half is drawn from, the other half is held
-    out.
-    """
+    """Return the distribution of given points ``[n, 2]``; a random half is held out for evaluation."""
     points = _checked(points, "points")
     order = torch.randperm(len(points), generator=torch.Generator().manual_seed(0))
-    seen, held_out = points[order[::2]], points[order[1::2]]
+    training, held_out = points[order[::2]], points[order[1::2]]
 
     def sampler(half: Tensor) -> Sampler:
         def sample(n: int, generator: torch.Generator | None = None) -> Tensor:
@@ -145,28 +142,30 @@ def from_points(points: Tensor, name: str = "points") -> Toy:
 
         return sample
 
-    temperature = 0.25 * float(pairwise_distance(seen[:1024], held_out[:1024]).mean())
-    return Toy(name, sampler(seen), temperature, holdout=sampler(held_out))
+    temperature = 0.25 * float(pairwise_distance(training[:1024], held_out[:1024]).mean())
+    return Toy(name, sampler(training), temperature, holdout=sampler(held_out))
 
 
-def _checked(points: Tensor, where: str) -> Tensor:
-    """The points in float32, or an error that says what is wrong with them."""
+def _checked(points: Tensor, name: str) -> Tensor:
+    """Return the points in float32, or raise an error if they are unusable."""
     if points.ndim != 2 or points.shape[1] != 2:
-        raise InputError(f"{where} has shape {list(points.shape)}: points must have shape [n, 2]")
+        raise InputError(f"{name} has shape {list(points.shape)}: points must have shape [n, 2]")
     if len(points) < 4:
         raise InputError(
-            f"{where} holds {len(points)} point(s): at least 4 are needed, half of them to judge by"
+            f"{name} holds {len(points)} point(s): at least 4 are needed, half of them for evaluation"
         )
-    bad = int((~points.isfinite()).any(dim=1).sum())
-    if bad:
+    not_finite = int((~points.isfinite()).any(dim=1).sum())
+    if not_finite:
         raise InputError(
-            f"{where} holds NaN or infinite values in {bad} of {len(points)} points: remove them"
+            f"{name} holds NaN or infinite values in {not_finite} of {len(points)} points: remove them"
         )
     if (points == points[0]).all():
-        raise InputError(f"{where} holds {len(points)} copies of one point: there is nothing to learn")
+        raise InputError(f"{name} holds {len(points)} copies of one point: give different points")
     spread = float(points.std(dim=0).max())
     if not 1e-6 <= spread <= 1e6:
-        raise InputError(f"{where} has a spread of {spread:.1e}: scale the points to about 1")
+        raise InputError(f"{name} has a standard deviation of {spread:.1e}: scale the points to about 1")
     if float(points.abs().max()) > 1e4 * spread:
-        raise InputError(f"{where} lies too far from 0 for its spread of {spread:.1e}: subtract the mean")
+        raise InputError(
+            f"{name} is too far from 0 for its standard deviation of {spread:.1e}: subtract the mean"
+        )
     return points.float()

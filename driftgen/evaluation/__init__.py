@@ -1,1 +1,1 @@
-"""How good samples are, measured."""
+"""Metrics of generated samples."""

@@ -1,4 +1,4 @@
-"""Nearest training neighbours: does a generator make samples of its own, or copies?"""
+"""Nearest training neighbors, to detect memorized samples."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ __all__ = ["copied_share", "nearest_neighbors"]
 
 
 def nearest_neighbors(x: Tensor, training: Tensor, chunk: int = 4096) -> tuple[Tensor, Tensor]:
-    """Of each row of x, the Euclidean distance to the nearest training sample, and that one's index."""
+    """Return the Euclidean distance of each row of x to its nearest training sample, and its index."""
     x, training = as_rows("x", x, 1), as_rows("training", training, 1)
     if x.shape[1] != training.shape[1]:
-        raise InputError(f"x has {x.shape[1]} features, training {training.shape[1]}")
-    found = [squared_distances(rows, training).min(dim=1) for rows in x.split(chunk)]
-    return torch.cat([f.values for f in found]).sqrt(), torch.cat([f.indices for f in found])
+        raise InputError(f"x has {x.shape[1]} features, training {training.shape[1]}: both must be equal")
+    nearest = [squared_distances(rows, training).min(dim=1) for rows in x.split(chunk)]
+    return torch.cat([n.values for n in nearest]).sqrt(), torch.cat([n.indices for n in nearest])
 
 
 def copied_share(generated: Tensor, training: Tensor, heldout: Tensor, quantile: float = 0.05) -> float:
-    """The share of generated samples that lie nearer to a training sample than the given quantile of
-    held-out samples does.
+    """Return the fraction of generated samples that are suspiciously close to a training sample.
 
-    Real samples that were never seen are that near with a share of ``quantile``, so that is the share to
-    expect where nothing is copied.
+    The threshold is the given quantile of the distances of held-out samples to their nearest training sample.
+    Without memorization the expected fraction is therefore ``quantile``.
     """
     if not 0 < quantile < 1:
-        raise InputError(f"quantile={quantile} must lie between 0 and 1")
-    near = nearest_neighbors(heldout, training)[0].quantile(quantile)
-    return float((nearest_neighbors(generated, training)[0] < near).double().mean())
+        raise InputError(f"quantile={quantile} must be between 0 and 1")
+    threshold = nearest_neighbors(heldout, training)[0].quantile(quantile)
+    return float((nearest_neighbors(generated, training)[0] < threshold).double().mean())

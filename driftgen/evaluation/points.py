@@ -1,4 +1,4 @@
-"""How well a cloud of points matches a distribution."""
+"""Metrics of point clouds."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ __all__ = ["energy_distance", "mode_shares"]
 
 
 def energy_distance(x: Tensor, y: Tensor) -> float:
-    """2 E‖x − y‖ − E‖x − x'‖ − E‖y − y'‖, without bias: around 0 (slightly below, too) where both are
-    alike.
+    """Unbiased energy distance, 2 E‖x − y‖ − E‖x − x'‖ − E‖y − y'‖.
+
+    Its expectation is 0 for equal distributions, so single values can be slightly negative.
     """
     n, m = len(x), len(y)
     between = pairwise_distance(x, y).double().mean()
@@ -22,7 +23,7 @@ def energy_distance(x: Tensor, y: Tensor) -> float:
 
 
 def mode_shares(x: Tensor, modes: Tensor) -> list[float]:
-    """The share of points that lie nearest to each mode, relative to an equal share: 1 is a mode's due."""
+    """Return the fraction of points nearest to each mode, relative to an equal share (1 is ideal)."""
     nearest = pairwise_distance(x, modes).argmin(dim=1)
     counts = torch.bincount(nearest, minlength=len(modes))
     return [float(c) for c in counts * len(modes) / len(x)]

@@ -1,4 +1,4 @@
-"""φ: what the drift is measured in."""
+"""φ: feature encoders whose feature spaces the drift is computed in."""
 
 from driftgen.features.backbones import Backbone
 from driftgen.features.pyramid import feature_pyramid

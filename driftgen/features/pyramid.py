@@ -1,4 +1,4 @@
-"""Feature maps -> the sets of vectors (a) to (d) (appendix "Multi-scale Features for Drifting Loss")."""
+"""Feature maps to feature vectors (a) to (d) (appendix "Multi-scale Features for Drifting Loss")."""
 
 from __future__ import annotations
 
@@ -21,64 +21,64 @@ def feature_pyramid(
     patch_sizes: Sequence[int] = (2, 4),
     statistics: Callable[..., list[tuple[Tensor, Tensor]]] | None = None,
 ) -> dict[str, Tensor]:
-    """The vectors of each feature map (appendix "Multi-scale Features for Drifting Loss", (a) to (d)).
+    """Compute the vectors of each feature map (appendix "Multi-scale Features for Drifting Loss").
 
-    A map ``name`` of shape ``[B, C, H, W]`` gives, each as ``[B, V, C]``:
+    A map ``name`` of shape ``[B, C, H, W]`` yields these features ``[B, V, C]``:
 
     - (a) ``name``: one vector per location, V = H·W in row-major order;
     - (b) ``name_mean`` and ``name_std``: V = 1;
     - (c, d) ``name_mean_p`` and ``name_std_p`` for each patch size p that divides H and W: V = H·W / p².
 
-    The paper's study of feature sets is ``patch_sizes=()`` for (a,b), ``(2,)`` for (a-c), ``(2, 4)`` for
-    (a-d). Standard deviations are √(biased variance + 1e-6), and float32 where maps are 16-bit; all else
-    keeps the type of its map.
+    The paper's study of feature sets corresponds to ``patch_sizes=()`` for (a,b), ``(2,)`` for (a-c) and
+    ``(2, 4)`` for (a-d). Standard deviations are √(biased variance + 1e-6), in float32 for 16-bit maps. All
+    other features have the dtype of their map.
 
     Args:
         maps: feature maps by name.
-        vectors: whether to give the vectors per location.
-        mean_std: whether to give the mean and standard deviation over the whole map.
-        patch_sizes: side lengths of the patches whose means and standard deviations are given.
-        statistics: :func:`patch_statistics`, or that function compiled, for maps that no kernel covers.
+        vectors: include the vectors per location.
+        mean_std: include the mean and standard deviation over the whole map.
+        patch_sizes: sides of the patches for means and standard deviations.
+        statistics: :func:`patch_statistics`, or a compiled version of it, for maps without a fused kernel.
     """
     statistics = statistics or patch_statistics
     for size in patch_sizes:
         if size < 1:
             raise InputError(f"patch_sizes={tuple(patch_sizes)} holds {size}: every size must be at least 1")
     if len(set(patch_sizes)) < len(patch_sizes):
-        raise InputError(f"patch_sizes={tuple(patch_sizes)} names a size twice")
+        raise InputError(f"patch_sizes={tuple(patch_sizes)} holds a size twice: remove it")
     features: dict[str, Tensor] = {}
     for name, feature_map in maps.items():
         if feature_map.ndim != 4 or 0 in feature_map.shape[2:]:
             shape = list(feature_map.shape)
-            raise InputError(f"maps[{name!r}] has shape {shape}, expected [B, C, H, W] of at least one pixel")
+            raise InputError(f"maps[{name!r}] has shape {shape}, expected [B, C, H, W] with H and W above 0")
         height, width = feature_map.shape[-2:]
         fitting = [p for p in patch_sizes if height % p == 0 and width % p == 0]
         suffixes = ([("", (height, width))] if mean_std else []) + [(f"_{p}", (p, p)) for p in fitting]
         sizes = [size for _, size in suffixes]
         if supports_patch_statistics(feature_map, sizes):
-            located, found = fused_patch_statistics(feature_map, sizes)
+            locations, mean_std_pairs = fused_patch_statistics(feature_map, sizes)
         else:
-            located, found = feature_map.flatten(2).mT, statistics(feature_map, sizes)
+            locations, mean_std_pairs = feature_map.flatten(2).mT, statistics(feature_map, sizes)
         if vectors:
-            features[name] = located
-        pairs = {suffix: pair for (suffix, _), pair in zip(suffixes, found, strict=True)}
+            features[name] = locations
+        pairs = {suffix: pair for (suffix, _), pair in zip(suffixes, mean_std_pairs, strict=True)}
         if mean_std:
             features[f"{name}_mean"], features[f"{name}_std"] = pairs.pop("")
-        # The release's order: all means, then all standard deviations.
+        # In the release's order: all means, then all standard deviations.
         features |= {f"{name}_mean{suffix}": mean for suffix, (mean, _) in pairs.items()}
         features |= {f"{name}_std{suffix}": std for suffix, (_, std) in pairs.items()}
     return features
 
 
 def patch_statistics(feature_map: Tensor, sizes: Sequence[tuple[int, int]]) -> list[tuple[Tensor, Tensor]]:
-    """Mean and standard deviation over the patches of each size, both ``[B, V, C]``."""
-    wide = at_least_float32(feature_map)  # once, so that a backward pass keeps one copy
+    """Return the mean and standard deviation over the patches of each size, both ``[B, V, C]``."""
+    wide = at_least_float32(feature_map)  # converted once, so that autograd saves a single copy
     b, c, h, w = feature_map.shape
-    # With channels innermost in memory the results are dense too.
-    dense = feature_map.is_contiguous(memory_format=torch.channels_last)
-    found = []
+    # Keeping the channels-last memory format makes the results contiguous.
+    channels_last = feature_map.is_contiguous(memory_format=torch.channels_last)
+    pairs = []
     for height, width in sizes:
-        if dense:
+        if channels_last:
             patches = wide.permute(0, 2, 3, 1).reshape(b, h // height, height, w // width, width, c)
             variance, mean = torch.var_mean(patches, (2, 4), correction=0)
             variance, mean = variance.flatten(1, 2), mean.flatten(1, 2)
@@ -86,10 +86,10 @@ def patch_statistics(feature_map: Tensor, sizes: Sequence[tuple[int, int]]) -> l
             patches = wide.reshape(b, c, h // height, height, w // width, width)
             variance, mean = torch.var_mean(patches, (3, 5), correction=0)
             variance, mean = variance.flatten(2).mT, mean.flatten(2).mT
-        found.append((mean.to(feature_map.dtype), (variance + LEAST_VARIANCE).sqrt()))
-    return found
+        pairs.append((mean.to(feature_map.dtype), (variance + LEAST_VARIANCE).sqrt()))
+    return pairs
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """x in float32 where it has fewer digits; statistics over many numbers need them."""
+    """Convert 16-bit x to float32, which statistics over many values need; leave float64 as it is."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

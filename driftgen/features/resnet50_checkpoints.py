@@ -1,4 +1,4 @@
-"""The published files of a ResNet-50, each tensor accounted for, under the names of transformers' ResNet."""
+"""Read published ResNet-50 checkpoints under the names of transformers; every tensor is accounted for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["IMAGENET", "LAYOUTS", "listed", "read_resnet50", "resnet50_arguments
 
 DEPTHS = (3, 4, 6, 3)
 IMAGENET: tuple[tuple[float, ...], tuple[float, ...]] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-# Mean and standard deviation of the images that each network was trained on, after scaling to 0 ... 1.
+# Mean and standard deviation that each network was trained with, for images in 0 ... 1.
 LAYOUTS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "torchvision": IMAGENET,
     "moco": IMAGENET,
@@ -26,7 +26,7 @@ LAYOUTS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "simclr-v2": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
 }
 MOCO = "module.encoder_q."
-# Classifiers and projection heads, the momentum encoder and its queue: no part of the feature maps.
+# Classifiers, projection heads, the momentum encoder and its queue do not contribute to the feature maps.
 UNUSED = {
     "torchvision": ("fc.",),
     "moco": (f"{MOCO}fc.", "module.encoder_k.", "module.queue"),
@@ -34,21 +34,21 @@ UNUSED = {
     "simclr-v2": ("fc.",),
 }
 NORM = ("weight", "bias", "running_mean", "running_var")
-COUNTER = "num_batches_tracked"  # files older than it lack it, and a frozen network does not use it
+COUNTER = "num_batches_tracked"  # missing in old files; a frozen network does not use it
 
 
 def read_resnet50(path: Path, layout: str | None = None) -> tuple[dict[str, Tensor], str]:
-    """The weights under the names of ``transformers.ResNetModel``, and the layout that they came in.
+    """Return the weights under the names of ``transformers.ResNetModel``, and their layout.
 
-    - ``torchvision``: ``conv1.weight``, ``layer1.0.conv1.weight``, ..., also behind ``module.``;
-    - ``moco``: the same behind ``module.encoder_q.`` in the entry ``state_dict`` (MoCo v1 and v2);
+    - ``torchvision``: ``conv1.weight``, ``layer1.0.conv1.weight``, ..., optionally prefixed by ``module.``;
+    - ``moco``: the same prefixed by ``module.encoder_q.`` in the entry ``state_dict`` (MoCo v1 and v2);
     - ``simclr``: torchvision's names in the entry ``state_dict`` (tonylins/simclr-converter);
     - ``simclr-v2``: ``net.1.blocks.0.net.0.weight``, ... in the entry ``resnet``, without selective kernels
       (Separius/SimCLRv2-Pytorch, ``r50_1x_sk0``).
 
     Args:
-        path: ``.safetensors``, or what ``torch.load`` reads without executing any of it.
-        layout: None to recognise it.
+        path: a ``.safetensors`` file, or a file that ``torch.load`` reads with ``weights_only=True``.
+        layout: one of the above; None to detect it.
     """
     if layout is not None and layout not in LAYOUTS:
         raise unknown_name("layout", layout, LAYOUTS)
@@ -56,29 +56,29 @@ def read_resnet50(path: Path, layout: str | None = None) -> tuple[dict[str, Tens
     entry = next((e for e in ("state_dict", "resnet") if isinstance(content.get(e), Mapping)), None)
     tensors: dict[str, Any] = dict(content if entry is None else content[entry])
     if layout is None:
-        # torchvision's own training script writes more than this one entry, the converter does not; inputs
-        # of the two differ, so a wrong guess would go unnoticed.
+        # torchvision's training script writes further entries, SimCLR's converter only this one. The two
+        # expect differently normalized inputs, so a wrong guess would go unnoticed.
         only_entry = entry == "state_dict" and len(content) == 1
-        layout = _recognise(path, tensors, ambiguous=only_entry)
+        layout = _detect_layout(path, tensors, ambiguous=only_entry)
     if layout == "torchvision" and all(name.startswith("module.") for name in tensors):
         tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
     names = _names(layout)
     unknown = [n for n in tensors if n not in names and not n.startswith(UNUSED[layout])]
     missing = [n for n in names if n not in tensors and not n.endswith(COUNTER)]
     if unknown or missing:
-        found = "; ".join(listed(w, n) for w, n in (("unknown", unknown), ("missing", missing)) if n)
-        raise InputError(f"{path} is no ResNet-50 in the layout {layout!r}; {found}")
+        problems = "; ".join(listed(w, n) for w, n in (("unknown", unknown), ("missing", missing)) if n)
+        raise InputError(f"{path} is not a ResNet-50 in the layout {layout!r}; {problems}")
     state = {}
     for theirs, ours in names.items():
         tensor = tensors.get(theirs, torch.zeros((), dtype=torch.int64))
         if not isinstance(tensor, Tensor):
-            raise InputError(f"{path}: {theirs} is no tensor but {type(tensor).__name__}")
+            raise InputError(f"{path}: {theirs} is of type {type(tensor).__name__}, expected a tensor")
         state[ours] = tensor
     return state, layout
 
 
 def resnet50_arguments(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The arguments of ``transformers.ResNetConfig`` for such weights; widths are those of the tensors."""
+    """Return the arguments of ``transformers.ResNetConfig``; the widths come from the tensors."""
     last = [f"encoder.stages.{i}.layers.0.layer.2.convolution.weight" for i in range(len(DEPTHS))]
     return {
         "embedding_size": len(state["embedder.embedder.convolution.weight"]),
@@ -91,49 +91,52 @@ def resnet50_arguments(state: Mapping[str, Tensor]) -> dict[str, Any]:
     }
 
 
-def listed(what: str, names: list[str]) -> str:
+def listed(label: str, names: list[str]) -> str:
+    """Return ``label: name, name, ...`` with at most five names."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return f"{what}: {', '.join(names[:5])}{more}"
+    return f"{label}: {', '.join(names[:5])}{more}"
 
 
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise InputError(f"{path} does not exist")
+        raise InputError(f"{path} does not exist: give a .pth or .safetensors file")
     try:
         if path.suffix == ".safetensors":
             return dict(load_file(path))
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise InputError(
-            f"{path} holds more than tensors, or is damaged: it is not read, because that would execute code "
-            "in it; save its state_dict as .safetensors"
+            f"{path} holds more than tensors, or is damaged: it is not loaded, because that would execute "
+            "code in it; save its state_dict as .safetensors"
         ) from None
     except (SafetensorError, RuntimeError, EOFError, OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise InputError(f"{path} is damaged or no file of weights ({reason}): copy it again") from None
+        raise InputError(f"{path} is damaged or not a weights file ({reason}): copy it again") from None
     if not isinstance(content, Mapping):
-        raise InputError(f"{path} holds no state_dict but a {type(content).__name__}")
+        raise InputError(f"{path} holds a {type(content).__name__}, expected a state_dict")
     return dict(content)
 
 
-def _recognise(path: Path, tensors: Mapping[str, Any], ambiguous: bool) -> str:
+def _detect_layout(path: Path, tensors: Mapping[str, Any], ambiguous: bool) -> str:
     if any(name.startswith(MOCO) for name in tensors):
         return "moco"
     if "net.0.0.weight" in tensors:
         return "simclr-v2"
     if "conv1.weight" in tensors and ambiguous:
         raise InputError(
-            f"{path} may come from SimCLR or from torchvision, whose inputs differ: say layout='simclr' or "
+            f"{path} may come from SimCLR or from torchvision, whose inputs differ: set layout='simclr' or "
             "layout='torchvision'"
         )
     if "conv1.weight" in tensors or "module.conv1.weight" in tensors:
         return "torchvision"
     names = ", ".join(map(str, list(tensors)[:3])) or "nothing"
-    raise InputError(f"{path} is no ResNet-50 of a known layout ({', '.join(LAYOUTS)}): it holds {names} ...")
+    raise InputError(
+        f"{path} is not a ResNet-50 of a known layout ({', '.join(LAYOUTS)}): it holds {names} ..."
+    )
 
 
 def _names(layout: str) -> dict[str, str]:
-    """Name in the file -> name in transformers, for every tensor."""
+    """Map the name of every tensor in the file to its name in transformers."""
     prefix = MOCO if layout == "moco" else ""
     names = {}
     for ours, torchvision, simclr in _units():
@@ -145,7 +148,7 @@ def _names(layout: str) -> dict[str, str]:
 
 
 def _units() -> Iterator[tuple[str, tuple[str, str], tuple[str, str]]]:
-    """Each convolution with its normalisation: the name of both in transformers, and of each elsewhere."""
+    """Yield each convolution and its norm: the transformers prefix, then both names in the two layouts."""
     yield "embedder.embedder", ("conv1", "bn1"), ("net.0.0", "net.0.1.0")
     for i, count in enumerate(DEPTHS):
         for k in range(count):

@@ -1,4 +1,4 @@
-"""Several encoders side by side, the sample itself, and "decode first" for encoders that live in pixels."""
+"""Combine encoders: a stack of several, the raw sample, and decoding before a pixel encoder."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["DecodeFirst", "Encoder", "FeatureStack"]
 
 @runtime_checkable
 class Encoder(Protocol):
-    """φ: anything that turns samples ``[B, C, H, W]`` into sets of vectors; nothing is to be inherited."""
+    """φ: maps samples ``[B, C, H, W]`` to sets of vectors. Any object with ``features`` qualifies."""
 
     def features(self, x: Tensor, **switches: Any) -> dict[str, Tensor]:
-        """φ_j(x), ``[B, V_j, D_j]`` each, by name."""
+        """Return φ_j(x) by name, each ``[B, V_j, D_j]``."""
         ...
 
 
 class Decoder(Protocol):
-    """What :class:`DecodeFirst` needs of a tokenizer."""
+    """The part of a tokenizer that :class:`DecodeFirst` uses."""
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Images in [-1, 1] of latents."""
+        """Decode latents into images in [-1, 1]."""
         ...
 
 
@@ -34,26 +34,26 @@ Entry: TypeAlias = "Encoder | tuple[Encoder, Mapping[str, Any]]"
 
 
 class Frozen(nn.Module):
-    """Modules that are used, never trained: in eval mode whatever is asked, without parameter gradients.
+    """A module that is never trained: always in evaluation mode, without parameter gradients.
 
     Gradients still reach the input.
     """
 
     def freeze(self) -> None:
-        """Call once all parts are in place."""
+        """Freeze all submodules. Call this after they are assigned."""
         self.requires_grad_(False)
         self.eval()
 
     def train(self, mode: bool = True) -> Frozen:
-        """Stays in eval mode."""
+        """Stay in evaluation mode."""
         super().train(False)
         return self
 
 
 class DecodeFirst(Frozen):
-    """φ(decode(z)): a pixel encoder for latents (appendix "Other Pretrained Feature Encoders").
+    """φ(decode(z)): a pixel encoder applied to latents (appendix "Other Pretrained Feature Encoders").
 
-    Gradients pass through the encoder and the tokenizer's decoder.
+    Gradients flow through the encoder and the tokenizer's decoder.
     """
 
     def __init__(self, encoder: Encoder, tokenizer: Decoder) -> None:
@@ -63,12 +63,12 @@ class DecodeFirst(Frozen):
         self.freeze()
 
     def features(self, x: Tensor, **switches: Any) -> dict[str, Tensor]:
-        """The features of the decoded latents."""
+        """Return the features of the decoded latents."""
         return self.encoder.features(self.tokenizer.decode(x), **switches)
 
 
 class FeatureStack(Frozen):
-    """All features that a loss is summed over: those of each encoder, and the sample itself.
+    """All features that a loss sums over: those of each encoder, and the sample itself.
 
     Example::
 
@@ -76,9 +76,10 @@ class FeatureStack(Frozen):
         phi.features(x)["layer4_mean"], phi.features(x)["global"]
 
     Args:
-        encoders: encoders, each alone or with the switches its ``features`` is to be called with. In a list
-            all features keep their names, which must differ; in a mapping each becomes ``name/feature``.
-        vanilla: adds ``global``, the flattened sample ``[B, 1, H · W · C]``: the drifting loss without φ.
+        encoders: encoders, or pairs of an encoder and the keyword arguments for its ``features``. In a
+            sequence all features keep their names, which must be unique. In a mapping a feature is named
+            ``name/feature``.
+        vanilla: add ``global``, the flattened sample ``[B, 1, H · W · C]``: the drifting loss without φ.
     """
 
     def __init__(self, encoders: Sequence[Entry] | Mapping[str, Entry] = (), *, vanilla: bool = True) -> None:
@@ -90,38 +91,40 @@ class FeatureStack(Frozen):
             _check_encoder(encoder)
             self.parts.append(("" if name is None else f"{name}/", encoder, dict(switches)))
         if not self.parts and not vanilla:
-            raise InputError("encoders is empty and vanilla=False: nothing to measure the drift in")
+            raise InputError("encoders is empty and vanilla=False: add an encoder or set vanilla=True")
         self.encoders = nn.ModuleList(e for _, e, _ in self.parts if isinstance(e, nn.Module))
         self.vanilla = vanilla
         self.freeze()
 
     @property
     def networks(self) -> list[nn.Module]:
-        """The encoders that are modules, out of what decodes for them."""
+        """Return the encoders that are modules, without their :class:`DecodeFirst` wrappers."""
         inner = [e.encoder if isinstance(e, DecodeFirst) else e for e in self.encoders]
         return [e for e in inner if isinstance(e, nn.Module)]
 
     def compile_parts(self) -> None:
-        """Compiles every encoder, piece by piece."""
+        """Compile every encoder, module by module."""
         for encoder in self.networks:
             compile_parts(encoder)
 
     def features(self, x: Tensor) -> dict[str, Tensor]:
-        """φ_j(x) for every j, ``[B, V_j, D_j]`` each."""
-        found: dict[str, Tensor] = {}
+        """Return φ_j(x) for every j, each ``[B, V_j, D_j]``."""
+        if x.ndim != 4:
+            raise InputError(f"x has shape {list(x.shape)}, expected [B, C, H, W]")
+        features: dict[str, Tensor] = {}
         if self.vanilla:
-            # Channels innermost, as the release flattens; no distance depends on the order.
-            found["global"] = x.permute(0, 2, 3, 1).flatten(1)[:, None]
+            # Channels last, as in the release; distances do not depend on the order.
+            features["global"] = x.permute(0, 2, 3, 1).flatten(1)[:, None]
         for prefix, encoder, switches in self.parts:
             for name, value in encoder.features(x, **switches).items():
-                if prefix + name in found:
+                if prefix + name in features:
                     raise InputError(
                         f"two encoders have a feature {name!r}: give encoders as a mapping of names"
                     )
-                found[prefix + name] = value
-        return found
+                features[prefix + name] = value
+        return features
 
 
 def _check_encoder(encoder: object) -> None:
     if not isinstance(encoder, Encoder):
-        raise InputError(f"{type(encoder).__name__} is no encoder: it has no method features(x)")
+        raise InputError(f"{type(encoder).__name__} is not an encoder: it has no method features(x)")

@@ -1,4 +1,4 @@
-"""Pictures of a drifting distribution: data blue, generated orange."""
+"""Figures and animations of a drifting distribution: data in blue, generated points in orange."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 from driftgen.support.atomic_write import atomic_write
 from driftgen.training.toy_study import Evolution
 
-if TYPE_CHECKING:  # matplotlib takes a second to import and is loaded where a figure is drawn
+if TYPE_CHECKING:  # importing matplotlib takes a second, so only the drawing functions import it
     from matplotlib.axes import Axes
     from matplotlib.collections import PathCollection
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-__all__ = ["DATA_COLOUR", "GENERATED_COLOUR", "draw_comparison", "draw_evolution", "write_animation"]
+__all__ = ["DATA_COLOR", "GENERATED_COLOR", "draw_comparison", "draw_evolution", "write_animation"]
 
-DATA_COLOUR = "#2f6fb7"
-GENERATED_COLOUR = "#f0820f"
+DATA_COLOR = "#2f6fb7"
+GENERATED_COLOR = "#f0820f"
 INK = "#333333"
 PANELS = 6
 Box = tuple[float, float, float, float]
@@ -39,7 +39,7 @@ STYLE: Any = {
 
 
 def draw_evolution(evolution: Evolution, path: Path, title: str) -> None:
-    """Samples at several steps above, the mean squared drift on a log axis below."""
+    """Draw samples at several steps above the mean squared drift on log axes."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -61,7 +61,7 @@ def draw_evolution(evolution: Evolution, path: Path, title: str) -> None:
 
 
 def draw_comparison(runs: dict[str, Evolution], path: Path, title: str) -> None:
-    """The last samples of several runs side by side, with their energy distance."""
+    """Draw the final samples of several runs side by side, with their energy distances."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -80,7 +80,7 @@ def draw_comparison(runs: dict[str, Evolution], path: Path, title: str) -> None:
 
 
 def write_animation(evolution: Evolution, path: Path, title: str) -> None:
-    """The same as an animated GIF: samples on the left, the drift so far on the right."""
+    """Write an animated GIF: samples on the left, the drift up to the current step on the right."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -97,8 +97,8 @@ def write_animation(evolution: Evolution, path: Path, title: str) -> None:
         (line,) = _curve(right, evolution, [])
         line.set_alpha(0.0)
         drift = _smooth(evolution.drift)
-        (past,) = right.plot([], [], color=GENERATED_COLOUR, linewidth=2)
-        (marker,) = right.plot([], [], "o", color=GENERATED_COLOUR, markersize=10, markeredgecolor=INK)
+        (past,) = right.plot([], [], color=GENERATED_COLOR, linewidth=2)
+        (marker,) = right.plot([], [], "o", color=GENERATED_COLOR, markersize=10, markeredgecolor=INK)
         left.set_title("data (blue), generated (orange)", fontsize=12)
         pictures = []
         for step in steps:
@@ -116,9 +116,9 @@ def write_animation(evolution: Evolution, path: Path, title: str) -> None:
 
 
 def _scatter(axes: Axes, data: Tensor, generated: Tensor, box: Box) -> PathCollection:
-    axes.scatter(data[:1200, 0], data[:1200, 1], s=9, color=DATA_COLOUR, alpha=0.35, linewidths=0)
+    axes.scatter(data[:1200, 0], data[:1200, 1], s=9, color=DATA_COLOR, alpha=0.35, linewidths=0)
     points = axes.scatter(
-        generated[:1200, 0], generated[:1200, 1], s=13, color=GENERATED_COLOUR, alpha=0.8, linewidths=0
+        generated[:1200, 0], generated[:1200, 1], s=13, color=GENERATED_COLOR, alpha=0.8, linewidths=0
     )
     axes.set_xlim(box[0], box[1])
     axes.set_ylim(box[2], box[3])
@@ -132,12 +132,12 @@ def _scatter(axes: Axes, data: Tensor, generated: Tensor, box: Box) -> PathColle
 
 def _curve(axes: Axes, evolution: Evolution, marked: list[int]) -> list[Line2D]:
     steps = np.arange(1, len(evolution.drift) + 1)
-    axes.loglog(steps, np.maximum(evolution.drift, 1e-30), color=GENERATED_COLOUR, linewidth=1, alpha=0.35)
+    axes.loglog(steps, np.maximum(evolution.drift, 1e-30), color=GENERATED_COLOR, linewidth=1, alpha=0.35)
     drift = _smooth(evolution.drift)
-    lines: list[Line2D] = axes.loglog(steps, drift, color=GENERATED_COLOUR, linewidth=2.5)
+    lines: list[Line2D] = axes.loglog(steps, drift, color=GENERATED_COLOR, linewidth=2.5)
     for step in marked:
         at = max(step, 1)
-        axes.plot([at], [drift[at - 1]], "o", color=GENERATED_COLOUR, markersize=8, clip_on=False)
+        axes.plot([at], [drift[at - 1]], "o", color=GENERATED_COLOR, markersize=8, clip_on=False)
     axes.set_xlabel("training step" if evolution.config.generator else "step")
     axes.set_ylabel("loss = mean squared drift" if evolution.config.generator else "mean squared drift")
     axes.grid(visible=True, which="major", color="#e6e6e6")
@@ -147,7 +147,7 @@ def _curve(axes: Axes, evolution: Evolution, marked: list[int]) -> list[Line2D]:
 
 
 def _smooth(drift: list[float]) -> np.ndarray:
-    """Geometric mean over a tenth of the steps so far, which is even on a log axis."""
+    """Geometric mean over the last tenth of the steps so far: constant width on a log axis."""
     logs = np.log(np.maximum(drift, 1e-30))
     sums = np.concatenate([[0.0], np.cumsum(logs)])
     last = np.arange(1, len(logs) + 1)
@@ -160,30 +160,30 @@ def _handles() -> list[Line2D]:
     from matplotlib.lines import Line2D
 
     return [
-        Line2D([], [], marker="o", linestyle="", markersize=9, color=colour, label=label)
-        for colour, label in ((DATA_COLOUR, "data"), (GENERATED_COLOUR, "generated"))
+        Line2D([], [], marker="o", linestyle="", markersize=9, color=color, label=label)
+        for color, label in ((DATA_COLOR, "data"), (GENERATED_COLOR, "generated"))
     ]
 
 
 def _limits(evolution: Evolution) -> Box:
-    # The beginning belongs in the picture; stray points on the way do not decide its size.
+    # Include the initial points; outliers of later steps do not affect the limits.
     start = evolution.frames[0].numpy()
     return _box(np.concatenate([evolution.data.numpy(), start]), 0.08)
 
 
 def _box(points: np.ndarray, margin: float) -> Box:
     low, high = np.quantile(points, 0.001, axis=0), np.quantile(points, 0.999, axis=0)
-    centre, half = (low + high) / 2, (high - low) / 2 * (1 + margin)
-    half = np.maximum(half, max(0.5 * half.max(), 1e-6))  # equal axes, no needless emptiness
-    return centre[0] - half[0], centre[0] + half[0], centre[1] - half[1], centre[1] + half[1]
+    center, half = (low + high) / 2, (high - low) / 2 * (1 + margin)
+    half = np.maximum(half, max(0.5 * half.max(), 1e-6))  # at most 2:1, since both axes have the same scale
+    return center[0] - half[0], center[0] + half[0], center[1] - half[1], center[1] + half[1]
 
 
 def _plain(text: str) -> str:
-    return text.replace("$", r"\$")  # a file name is no formula
+    return text.replace("$", r"\$")  # matplotlib would parse a $ in a file name as math
 
 
 def _spread(steps: list[int], count: int) -> list[int]:
-    """``count`` of the steps, first and last included, evenly along the list."""
+    """Return ``count`` evenly spaced entries of the steps, including the first and the last."""
     places = np.linspace(0, len(steps) - 1, count).round().astype(int)
     return sorted({sorted(steps)[i] for i in places})
 

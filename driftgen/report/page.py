@@ -1,4 +1,4 @@
-"""A single self-contained HTML page: figures, animations and numbers, nothing fetched from anywhere."""
+"""A self-contained HTML page with embedded figures and animations; it loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ footer { margin-top: 3rem; color: var(--soft); font-size: .9rem; }
 
 @dataclass
 class Section:
-    """One part of the page: text (HTML), pictures from files, and rows of a small table."""
+    """A section of the page: HTML text, image files, and the rows of a table."""
 
     title: str
     text: str
@@ -48,7 +48,7 @@ class Section:
 
 
 def write_page(path: Path, title: str, introduction: str, sections: list[Section], footer: str) -> Path:
-    """Writes the page with every picture inside it. ``introduction`` and texts are HTML, titles are plain."""
+    """Write the page with all images embedded. ``introduction`` and texts are HTML, titles are plain text."""
     body = "\n".join(section_html(s) for s in sections)
     page = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
@@ -65,7 +65,7 @@ def write_page(path: Path, title: str, introduction: str, sections: list[Section
 
 
 def section_html(section: Section) -> str:
-    """One section as HTML."""
+    """Return a section as HTML."""
     rows = "".join(f"<tr><td>{escape(k)}</td><td>{escape(v)}</td></tr>" for k, v in section.rows.items())
     command = f"<p><code>{escape(section.command)}</code></p>" if section.command else ""
     return f"""<section><h2>{escape(section.title)}</h2>

@@ -1,4 +1,4 @@
-"""``report.html`` of a run, from the files in its folder alone."""
+"""``report.html`` of a run, built from the files in its folder."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from driftgen.report.page import write_page
 
 __all__ = ["read_metrics", "write_report"]
 
-STAGES = 6  # steps of which samples are shown
-THUMBNAIL = 560  # pixels, the widest picture of a stage
-WIDEST = 1600  # pixels, the widest final picture
+STAGES = 6  # number of steps with samples
+THUMBNAIL = 560  # maximum width of an intermediate image in pixels
+MAX_WIDTH = 1600  # maximum width of the final image in pixels
 STYLE = """<style>
 .run table { table-layout: fixed; } .run td { overflow-wrap: anywhere; }
 .run td:last-child { white-space: normal; width: 45%; }
@@ -37,10 +37,10 @@ STYLE = """<style>
 
 
 def read_metrics(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Header and rows of a ``metrics.jsonl``, in the order of steps.
+    """Read the header and the rows of ``metrics.jsonl``, ordered by step.
 
-    The later row of a repeated step counts. Lines that cannot be read, such as the last one of a run that was
-    killed, are passed over; so is a missing file.
+    If a step occurs twice, the later row counts. Unreadable lines, such as the last line of a killed run, are
+    ignored. A missing file yields no rows.
     """
     header: dict[str, Any] = {}
     rows: dict[int, dict[str, Any]] = {}
@@ -49,7 +49,7 @@ def read_metrics(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     except OSError:
         lines = []
     for line in lines:
-        record = _parsed(line)
+        record = _parse_json(line)
         if isinstance(record.get("header"), dict):
             header = record["header"]
         elif isinstance(record.get("step"), int):
@@ -58,15 +58,15 @@ def read_metrics(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def write_report(folder: Path, extra_html: str = "") -> Path:
-    """Writes ``report.html`` into the folder of a run; gives its path.
+    """Write ``report.html`` into the folder of a run and return its path.
 
-    Whatever is missing there (samples, an evaluation, all but one row of metrics) is left out.
-    ``extra_html`` is put before the configuration.
+    Sections without data (samples, evaluation, metrics) are left out. ``extra_html`` is inserted before the
+    configuration.
     """
     if not folder.is_dir():
-        raise InputError(f"{folder} is no folder: name that of a run, such as runs/digits")
+        raise InputError(f"{folder} is not a folder: give the folder of a run, such as runs/digits")
     header, rows = read_metrics(folder / "metrics.jsonl")
-    evaluation = _parsed(_text(folder / "evaluation.json"))
+    evaluation = _parse_json(_text(folder / "evaluation.json"))
     stages = _stages(folder / "samples")
     parts = [
         _summary(header, rows),
@@ -80,13 +80,13 @@ def write_report(folder: Path, extra_html: str = "") -> Path:
     ]
     body = f'{STYLE}<div class="run">' + "\n".join(p for p in parts if p) + "</div>"
     name = folder.resolve().name
-    footer = f"Made by driftgen from the files in <code>{escape(name)}</code>; the page needs no others."
+    footer = f"Written by driftgen from the files in <code>{escape(name)}</code>. The page is self-contained."
     return write_page(folder / "report.html", f"Run {name}", body, [], footer)
 
 
 def _summary(header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
-        return "<p>No step is on record yet.</p>"
+        return "<p>No steps have been recorded yet.</p>"
     last = rows[-1]
     facts = {"steps": f"{last['step']:,}"}
     if "seconds" in last:
@@ -95,31 +95,31 @@ def _summary(header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> st
     if rates:
         facts["samples per second, median"] = f"{rates[len(rates) // 2]:,.0f}"
     if any(r.get("memory_gib") for r in rows):
-        facts["memory, at most"] = f"{max(r.get('memory_gib') or 0 for r in rows):.2f} GiB"
+        facts["peak memory"] = f"{max(r.get('memory_gib') or 0 for r in rows):.2f} GiB"
     names = {
         "spread": "spread of generated samples (data: 1)",
-        "diversity": "diversity within a class (data: 1)",
+        "diversity": "within-class diversity (data: 1)",
         "reconstruction": "reconstruction error",
-        "accuracy": "accuracy of the classifier",
-        "skipped": "steps skipped",
+        "accuracy": "classifier accuracy",
+        "skipped": "skipped steps",
     }
     facts |= {text: _figure(last[key]) for key, text in names.items() if last.get(key) is not None}
-    words = "a masked autoencoder" if header.get("task") == "pretrain" else "a one-step generator"
-    return f"<p>The training of {words}.</p>{_table(facts)}"
+    model = "a masked autoencoder" if header.get("task") == "pretrain" else "a one-step generator"
+    return f"<p>Training of {model}.</p>{_table(facts)}"
 
 
 def _warnings(rows: Sequence[Mapping[str, Any]]) -> str:
-    told: dict[str, int] = {}
+    first_steps: dict[str, int] = {}
     for row in rows:
         for text in row.get("warnings") or []:
-            told.setdefault(str(text), row["step"])
-    lines = "".join(f'<p class="warning">step {step:,}: {escape(t)}</p>' for t, step in told.items())
+            first_steps.setdefault(str(text), row["step"])
+    lines = "".join(f'<p class="warning">step {step:,}: {escape(t)}</p>' for t, step in first_steps.items())
     return f"<section><h2>Warnings</h2>{lines}</section>" if lines else ""
 
 
 def _final(stages: Mapping[int, Path]) -> str:
     for step in sorted(stages, reverse=True):
-        if picture := _inline_image(stages[step], WIDEST, f"samples at step {step}", "sheet large"):
+        if picture := _inline_image(stages[step], MAX_WIDTH, f"samples at step {step}", "sheet large"):
             return f"<section><h2>Samples at step {step:,}</h2>{picture}</section>"
     return ""
 
@@ -131,8 +131,8 @@ def _evaluation(evaluation: Mapping[str, Any]) -> str:
     calls, time = evaluation.get("network_calls_per_image"), evaluation.get("milliseconds_per_image")
     if calls is not None:
         count = "One network call" if calls == 1 else f"{_figure(calls)} network calls"
-        took = "" if time is None else f", {_figure(time)} milliseconds"
-        text = f"<p><b>{count} per image{took}.</b></p>"
+        duration = "" if time is None else f", {_figure(time)} milliseconds"
+        text = f"<p><b>{count} per image{duration}.</b></p>"
     for key in ("evaluator", "hardware", "note"):
         if isinstance(evaluation.get(key), str):
             text += f"<p>{key}: {escape(evaluation[key])}</p>"
@@ -149,18 +149,17 @@ def _evolution(stages: Mapping[int, Path]) -> str:
     for step in chosen:
         if picture := _inline_image(stages[step], THUMBNAIL, f"samples at step {step}", "sheet"):
             pictures.append(f"<figure>{picture}<figcaption>step {step:,}</figcaption></figure>")
-    text = "<p>The same noise through the averaged weights (EMA), as training goes on.</p>"
-    return (
-        f'<section><h2>How samples came about</h2>{text}<div class="grid">{"".join(pictures)}</div></section>'
-    )
+    text = "<p>Samples from the same noise with the averaged weights (EMA), in the course of training.</p>"
+    grid = f'<div class="grid">{"".join(pictures)}</div>'
+    return f"<section><h2>Samples during training</h2>{text}{grid}</section>"
 
 
 def _curves(header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     figures = []
     for title, note, png in draw_curves(header, rows):
-        alt = f'<img alt="{escape(title)}" src="{_inline(png, "png")}">'
+        image = f'<img alt="{escape(title)}" src="{_inline(png, "png")}">'
         caption = f"<b>{escape(title)}</b>{'. ' + escape(note) if note else ''}"
-        figures.append(f"<figure>{alt}<figcaption>{caption}</figcaption></figure>")
+        figures.append(f"<figure>{image}<figcaption>{caption}</figcaption></figure>")
     return (
         f'<section><h2>Curves</h2><div class="grid curves">{"".join(figures)}</div></section>'
         if figures
@@ -176,23 +175,23 @@ def _configuration(text: str) -> str:
 
 
 def _stages(folder: Path) -> dict[int, Path]:
-    found = {}
+    paths = {}
     for path in folder.glob("step-*.png"):
         if match := re.fullmatch(r"step-(\d+)", path.stem):
-            found[int(match[1])] = path
-    return found
+            paths[int(match[1])] = path
+    return paths
 
 
-def _inline_image(path: Path, widest: int, alt: str, kind: str) -> str:
-    """An ``img`` with the picture inside; nothing where it cannot be read."""
+def _inline_image(path: Path, max_width: int, alt: str, kind: str) -> str:
+    """Return an ``img`` tag with the image embedded, or an empty string if it cannot be read."""
     try:
         with Image.open(path) as image:
             image.load()
             picture = image.convert("RGB")
-    except (OSError, SyntaxError, ValueError):  # PIL's ways to say that a file is damaged
+    except (OSError, SyntaxError, ValueError):  # PIL raises these for damaged files
         return ""
-    if picture.width > widest:
-        picture = picture.resize((widest, max(1, round(picture.height * widest / picture.width))))
+    if picture.width > max_width:
+        picture = picture.resize((max_width, max(1, round(picture.height * max_width / picture.width))))
     buffer = io.BytesIO()
     picture.save(buffer, "PNG", optimize=True)
     return f'<img class="{kind}" alt="{escape(alt)}" src="{_inline(buffer.getvalue(), "png")}">'
@@ -214,8 +213,10 @@ def _figure(value: Any) -> str:
 
 
 def _duration(seconds: float) -> str:
-    hours, rest = divmod(round(seconds), 3600)
-    return f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s"
+    minutes, s = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min {s} s" if minutes else f"{s} s"
 
 
 def _text(path: Path) -> str:
@@ -225,7 +226,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def _parse_json(text: str) -> dict[str, Any]:
     try:
         record = json.loads(text)
     except ValueError:

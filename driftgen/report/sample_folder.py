@@ -1,4 +1,4 @@
-"""A folder of samples: single pictures, a sheet of them, and how they were made."""
+"""A folder of samples: single images, a contact sheet, and a record of how they were sampled."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from driftgen.support.images import contact_sheet
 __all__ = ["parse_labels", "write_latents", "write_samples"]
 
 RECORD, SHEET, LATENTS = "samples.json", "grid.png", "latents.safetensors"
-ON_SHEET = 100  # pictures on the sheet at most
+ON_SHEET = 100  # maximum number of images on the sheet
 
 
 def parse_labels(text: str | None) -> list[int | str] | None:
-    """``"3,5"``, ``"0-9"`` or ``"cat,dog"`` as a list of labels; None for all classes."""
+    """Parse ``"3,5"``, ``"0-9"`` or ``"cat,dog"`` into a list of labels; None means all classes."""
     if text is None:
         return None
     labels: list[int | str] = []
@@ -45,10 +45,10 @@ def write_samples(
     about: dict[str, Any],
     on_step: Callable[[int, float], None] = lambda step, figure: None,
 ) -> Path:
-    """Writes ``00000_class3.png`` and so on, ``grid.png`` and ``samples.json``; returns the sheet.
+    """Write ``00000_class3.png``, ..., ``grid.png`` and ``samples.json``; return the path of the sheet.
 
-    A folder that holds some of these very samples is completed; one of other samples is left alone.
-    ``on_step`` hears how many are done and the network calls per image.
+    A folder that holds some of the same samples is completed. A folder of other samples is an error.
+    ``on_step`` receives the number of images written and the network calls per image.
     """
     record = {**about, "guidance": guidance, "seed": seed, "labels": labels}
     make_folder(out)
@@ -74,10 +74,10 @@ def write_samples(
 
 
 def write_latents(pipe: DriftPipeline, out: Path, labels: list[int], *, guidance: float, seed: int) -> Path:
-    """Writes what the generator makes, undecoded, to ``latents.safetensors``."""
+    """Write the generator's output, without decoding, to ``latents.safetensors``."""
     make_folder(out)
     if (out / LATENTS).exists():
-        raise InputError(f"{out / LATENTS} exists: name another folder")
+        raise InputError(f"{out / LATENTS} exists: choose another folder with --out")
     latents = pipe(labels, guidance=guidance, seed=seed, output="latent")
     with atomic_write(out / LATENTS) as scratch:
         save_file({"latents": latents, "labels": latents.new_tensor(labels).long()}, scratch)
@@ -87,13 +87,14 @@ def write_latents(pipe: DriftPipeline, out: Path, labels: list[int], *, guidance
 def _claim(path: Path, record: dict[str, Any]) -> None:
     if path.is_file():
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            existing = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            found = {}
-        differing = [key for key in record if found.get(key) != record[key]]
+            existing = {}
+        differing = [key for key in record if existing.get(key) != record[key]]
         if differing:
             raise InputError(
-                f"{path.parent} holds other samples (another {', '.join(differing)}): name another folder"
+                f"{path.parent} holds other samples (another {', '.join(differing)}): choose another folder "
+                "with --out"
             )
         return
     with atomic_write(path) as scratch:

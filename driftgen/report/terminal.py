@@ -1,4 +1,4 @@
-"""A run in the terminal: where it stands, whether it is healthy, and what is wrong in plain words."""
+"""Live view of a run in the terminal: progress, health metrics and warnings."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rich.text import Text
 __all__ = ["LiveView", "sparkline"]
 
 BARS = "▁▂▃▄▅▆▇█"
-TREND = 20  # points of a sparkline
-MOST_POINTS = 400  # of a curve; then every second one goes, and only every second new one is kept
+TREND = 20  # width of a sparkline
+MAX_POINTS = 400  # per curve; when reached, every second point is dropped and the sampling interval doubles
 SHOWN_WARNINGS = 4
 
 
 class LiveView:
-    """Shows rows of ``metrics.jsonl`` while the block runs; plain lines where nobody watches.
+    """Shows the rows of ``metrics.jsonl`` during a ``with`` block; prints plain lines without a terminal.
 
     Example::
 
@@ -35,8 +35,8 @@ class LiveView:
         title: name of the run.
         total: steps of the run.
         temperatures: τ of each raw drift in a row.
-        every: without a terminal, one line for so many rows.
-        console: standard error by default.
+        every: without a terminal, print one line per this many rows.
+        console: where to print; standard error by default.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class LiveView:
         self.warnings: deque[str] = deque(maxlen=SHOWN_WARNINGS)
         self._row: Mapping[str, Any] = {}
         self._seen, self._stride = 0, 1
-        self._begin: tuple[float, float] | None = None  # step and seconds of the first row
-        self._past: dict[str, list[float]] = {}
+        self._first: tuple[float, float] | None = None  # step and seconds of the first row
+        self._history: dict[str, list[float]] = {}
         self._live: Live | None = None
 
     def __enter__(self) -> LiveView:
@@ -74,24 +74,24 @@ class LiveView:
             self._print(self.line())
 
     def update(self, row: Mapping[str, Any]) -> None:
-        """Takes one more row."""
+        """Show another row."""
         self._row = row
         self._seen += 1
-        if self._begin is None:
-            self._begin = (row.get("step", 0), row.get("seconds", 0.0))
+        if self._first is None:
+            self._first = (row.get("step", 0), row.get("seconds", 0.0))
         if (self._seen - 1) % self._stride == 0:
             for key, value in _curves(row):
-                self._past.setdefault(key, []).append(value)
-            if max(map(len, self._past.values()), default=0) >= MOST_POINTS:
+                self._history.setdefault(key, []).append(value)
+            if max(map(len, self._history.values()), default=0) >= MAX_POINTS:
                 self._stride *= 2
-                self._past = {key: values[::2] for key, values in self._past.items()}
+                self._history = {key: values[::2] for key, values in self._history.items()}
         if self._live is not None:
             self._live.update(self.render())
         elif (self._seen - 1) % self.every == 0:
             self._print(self.line())
 
     def warn(self, text: str) -> None:
-        """Something is wrong: stays in view, and in the scrolled text above."""
+        """Show a warning that stays in view."""
         step = self._row.get("step", 0)
         self.warnings.append(f"step {step}: {text}")
         if self._live is None:
@@ -100,37 +100,37 @@ class LiveView:
             self._live.update(self.render())
 
     def info(self, text: str) -> None:
-        """One line above the view."""
+        """Print a line above the view."""
         self._print(text)
 
     def line(self) -> str:
-        """The latest row as one line of plain text."""
+        """Return the latest row as one line of plain text."""
         row = self._row
         parts = [f"step {row.get('step', 0)}/{self.total}", _rate(row)]
-        left = self.seconds_left()
-        parts += [f"{_duration(left)} left"] if left is not None and left > 0 else []
+        remaining = self.seconds_left()
+        parts += [f"{_duration(remaining)} left"] if remaining is not None and remaining > 0 else []
         if "drift" in row:
             parts.append("drift " + " ".join(_number(d) for d in row["drift"]))
         for key in ("spread", "diversity", "reconstruction", "classification", "accuracy"):
             if row.get(key) is not None:
                 parts.append(f"{key} {_number(row[key])}")
         if "gradient_norm" in row:
-            parts.append(f"gradient {_number(row['gradient_norm'])}")
+            parts.append(f"gradient norm {_number(row['gradient_norm'])}")
         if row.get("skipped"):
-            parts.append(f"{row['skipped']} skipped")
+            parts.append(f"{row['skipped']} steps skipped")
         return ", ".join(p for p in parts if p)
 
     def seconds_left(self) -> float | None:
-        """At the pace since the first row; None before there is a pace."""
-        if self._begin is None or "seconds" not in self._row:
+        """Estimate the remaining time from the rate since the first row; None if there is no rate yet."""
+        if self._first is None or "seconds" not in self._row:
             return None
-        steps, seconds = (self._row[k] - b for k, b in zip(("step", "seconds"), self._begin, strict=True))
+        steps, seconds = (self._row[k] - b for k, b in zip(("step", "seconds"), self._first, strict=True))
         return float((self.total - self._row["step"]) * seconds / steps) if steps > 0 else None
 
     def render(self) -> RenderableType:
-        """What the terminal shows."""
+        """Return the content of the live view."""
         row, step = self._row, self._row.get("step", 0)
-        left = self.seconds_left()
+        remaining = self.seconds_left()
         head = Table.grid(expand=True, padding=(0, 1, 0, 0))
         for ratio in (None, 1, None, None):
             head.add_column(no_wrap=True, ratio=ratio)
@@ -138,7 +138,7 @@ class LiveView:
             Text(self.title if len(self.title) < 32 else "…" + self.title[-30:], style="bold"),
             ProgressBar(total=self.total, completed=step),
             f"{step}/{self.total}",
-            "" if left is None else f"{_duration(left)} left",
+            "" if remaining is None else f"{_duration(remaining)} left",
         )
         memory = f"{_number(row['memory_gib'])} GiB" if row.get("memory_gib") else ""
         skipped = f"[red]{row['skipped']} steps skipped[/]" if row.get("skipped") else ""
@@ -151,21 +151,21 @@ class LiveView:
         for _ in range(4):
             body.add_column(no_wrap=True)
         for name, key, value, note in self._figures():
-            trend = sparkline(self._past.get(key, []))
+            trend = sparkline(self._history.get(key, []))
             body.add_row(name, value, Text(trend, style="cyan"), Text(note, "dim"))
         parts.append(body)
-        told = Table.grid(padding=(0, 1, 0, 0))
+        warnings = Table.grid(padding=(0, 1, 0, 0))
         for text in self.warnings:
-            told.add_row(Text("!", "bold yellow"), Text(text))
-        parts += [told] if self.warnings else []
+            warnings.add_row(Text("!", "bold yellow"), Text(text))
+        parts += [warnings] if self.warnings else []
         return Group(*parts)
 
     def _figures(self) -> list[tuple[str, str, str, str]]:
-        row, found = self._row, []
+        row, figures = self._row, []
         for i, drift in enumerate(row.get("drift", [])):
             tau = f"{self.temperatures[i]:g}" if i < len(self.temperatures) else str(i + 1)
             note = "falls toward equilibrium" if i == 0 else ""
-            found.append((f"raw drift τ={tau}", f"drift {i}", _number(drift), note))
+            figures.append((f"raw drift τ={tau}", f"drift {i}", _number(drift), note))
         notes = {
             "spread": "of all samples; data: 1",
             "diversity": "within a class; data: 1",
@@ -173,14 +173,14 @@ class LiveView:
             "classification": "",
             "accuracy": "of the classifier",
             "gradient_norm": "before clipping",
-            "alpha": "mean of those drawn",
+            "alpha": "mean over the step",
             "loss": "flat by design" if "drift" in row else "",
         }
         names = {"gradient_norm": "gradient norm", "alpha": "guidance α"}
         for key, note in notes.items():
             if row.get(key) is not None:
-                found.append((names.get(key, key), key, _number(row[key]), note))
-        return found
+                figures.append((names.get(key, key), key, _number(row[key]), note))
+        return figures
 
     def _print(self, text: str) -> None:
         console = self._live.console if self._live is not None else self.console
@@ -188,12 +188,12 @@ class LiveView:
 
 
 def sparkline(values: Sequence[float], width: int = TREND) -> str:
-    """The trend as small bars, one for an equal share of the values; logarithmic where all are positive."""
+    """Return the trend as block characters, one per bin of values; logarithmic if all values are positive."""
     if not values:
         return ""
     count = min(width, len(values))
-    shares = [values[i * len(values) // count : (i + 1) * len(values) // count] for i in range(count)]
-    means = [sum(share) / len(share) for share in shares]
+    bins = [values[i * len(values) // count : (i + 1) * len(values) // count] for i in range(count)]
+    means = [sum(part) / len(part) for part in bins]
     if min(means) > 0:
         means = [math.log(m) for m in means]
     low, high = min(means), max(means)

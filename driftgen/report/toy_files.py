@@ -1,4 +1,4 @@
-"""Files that a toy run leaves: figures, animation, metrics, tables."""
+"""Output files of toy runs: figures, animations, metrics and tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.provenance import provenance
 from driftgen.training.toy_study import Evolution, ToyConfig
 
-__all__ = ["title_of", "write_evolution", "write_study"]
+__all__ = ["evolution_title", "study_table", "write_evolution", "write_study"]
 
 INIT_WORDS = {
     "between": "starting in the middle",
@@ -20,15 +20,15 @@ INIT_WORDS = {
 }
 
 
-def title_of(name: str, config: ToyConfig) -> str:
-    """A heading such as "swiss-roll: a generator, starting in the middle"."""
-    return f"{name}: {'a generator' if config.generator else 'points'}, {INIT_WORDS[config.init]}"
+def evolution_title(name: str, config: ToyConfig) -> str:
+    """Return a title such as "swiss-roll: generator, starting in the middle"."""
+    return f"{name}: {'generator' if config.generator else 'points'}, {INIT_WORDS[config.init]}"
 
 
 def write_evolution(evolution: Evolution, out: Path, command: str) -> list[Path]:
-    """``evolution.png``, ``evolution.gif`` and ``metrics.json`` in ``out``."""
+    """Write ``evolution.png``, ``evolution.gif`` and ``metrics.json`` to ``out``; return their paths."""
     make_folder(out)
-    title = title_of(evolution.metrics["distribution"], evolution.config)
+    title = evolution_title(evolution.metrics["distribution"], evolution.config)
     picture, animation, metrics = (out / f for f in ("evolution.png", "evolution.gif", "metrics.json"))
     draw_evolution(evolution, picture, title)
     write_animation(evolution, animation, title)
@@ -37,12 +37,12 @@ def write_evolution(evolution: Evolution, out: Path, command: str) -> list[Path]
 
 
 def write_study(runs: dict[str, Evolution], out: Path, command: str) -> list[Path]:
-    """``comparison.png``, ``table.md`` and ``metrics.json`` of the anti-symmetry study in ``out``."""
+    """Write ``comparison.png``, ``table.md`` and ``metrics.json`` of the anti-symmetry study to ``out``."""
     make_folder(out)
     first = next(iter(runs.values()))
     picture, table, metrics = (out / f for f in ("comparison.png", "table.md", "metrics.json"))
     draw_comparison(
-        runs, picture, f"{first.metrics['distribution']}: what breaking the anti-symmetry of V does"
+        runs, picture, f"{first.metrics['distribution']}: effect of breaking the anti-symmetry of V"
     )
     _write_text(table, study_table(runs))
     record = provenance(command) | {"runs": {name: run.metrics for name, run in runs.items()}}
@@ -51,7 +51,7 @@ def write_study(runs: dict[str, Evolution], out: Path, command: str) -> list[Pat
 
 
 def study_table(runs: dict[str, Evolution]) -> str:
-    """The study as a Markdown table, rows in the paper's order."""
+    """Return the study as a Markdown table with rows in the paper's order."""
     lines = [
         "| case | drifting field V | energy distance | spread (data 1) |",
         "|---|---|---:|---:|",
@@ -61,8 +61,8 @@ def study_table(runs: dict[str, Evolution]) -> str:
         plus = "V⁺" if c.attraction == 1 else f"{c.attraction:g}V⁺"
         minus = "" if c.repulsion == 0 else " − V⁻" if c.repulsion == 1 else f" − {c.repulsion:g}V⁻"
         lines.append(f"| {name} | {plus}{minus} | {m['energy_distance']:.4f} | {m['spread']:.2f} |")
-    itself = next(iter(runs.values())).metrics["energy_distance_of_data_to_itself"]
-    lines += ["", f"Fresh data against fresh data: energy distance {itself:.4f}."]
+    reference = next(iter(runs.values())).metrics["energy_distance_of_data_to_itself"]
+    lines += ["", f"Energy distance between two fresh sets of data: {reference:.4f}."]
     return "\n".join(lines) + "\n"
 
 

@@ -1,1 +1,1 @@
-"""Small single-purpose helpers that know nothing of drifting."""
+"""Small single-purpose helpers, independent of the method."""

@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, into folders that can be written to."""
+"""Atomic writes, and checked output folders."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["atomic_write", "make_folder"]
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A path beside ``path`` to write to; it takes its place when all went well and vanishes when not.
+    """Yield a temporary path that replaces ``path`` on success and is deleted on failure.
 
-    So a run that is stopped leaves the old file or the new one, never half of one.
+    An interrupted write leaves the old file or the new one, never a partial file.
     """
     scratch = path.with_name(f"{path.stem}.partial{path.suffix}")
     try:
@@ -27,7 +27,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def make_folder(path: Path) -> Path:
-    """The folder, made if need be."""
+    """Create the folder if needed, check that it is writable, and return it."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

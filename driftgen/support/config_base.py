@@ -1,4 +1,4 @@
-"""What every section of a configuration obeys, and the numbers that stand in them."""
+"""The base class of configuration sections, and constrained number types."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class Section(BaseModel):
-    """Unknown keys are refused; values do not change once a run has begun."""
+    """An immutable configuration section that rejects unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

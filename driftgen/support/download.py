@@ -1,4 +1,4 @@
-"""Files of a repository on the Hugging Face Hub -> a folder on this machine."""
+"""Download repositories from the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["download", "first_line", "is_repository"]
 
 
 def is_repository(name: str) -> bool:
-    """Whether ``name`` reads like one on the Hub: ``owner/repository``."""
+    """Return True if ``name`` has the form of a Hub repository, ``owner/repository``."""
     return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) is not None
 
 
 def download(repository: str, patterns: Sequence[str], asked: str | None = None) -> Path:
-    """The folder of a repository's files that fit ``patterns``, fetched where they are not in the cache.
+    """Download the files that match ``patterns``, unless they are cached, and return their folder.
 
-    ``asked`` is what the person asked for, if not the repository itself.
+    Error messages mention ``asked``, the name that the user gave, instead of the repository.
     """
     name = asked or repository
     from huggingface_hub import snapshot_download
@@ -32,13 +32,13 @@ def download(repository: str, patterns: Sequence[str], asked: str | None = None)
             f"{name} is not in the local cache and the Hugging Face Hub cannot be reached: "
             "download it on a machine with a network and give the folder instead"
         ) from None
-    # Each version of huggingface_hub raises the exceptions of another HTTP library.
+    # Versions of huggingface_hub raise the exceptions of different HTTP libraries.
     except Exception as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
-        raise InputError(f"{name} cannot be fetched from the Hugging Face Hub: {reason}") from None
+        raise InputError(f"{name} cannot be downloaded from the Hugging Face Hub: {reason}") from None
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's message that says something."""
+    """Return the first non-empty line of an error message, or the name of the error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""Samples as pictures: bytes, PIL images, a sheet of many."""
+"""Convert samples to uint8, PIL images and contact sheets."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["contact_sheet", "to_pil", "to_uint8"]
 
 
 def to_uint8(images: Tensor) -> NDArray[np.uint8]:
-    """Images ``[B, C, H, W]`` in [-1, 1] as bytes ``[B, H, W, C]``: ⌊255 · (x + 1) / 2⌋, clipped.
+    """Convert ``[B, C, H, W]`` in [-1, 1] to uint8 ``[B, H, W, C]``: ⌊255 · (x + 1) / 2⌋, clipped.
 
-    Truncated, not rounded, as the release does before it evaluates. NaN becomes 0.
+    Truncates instead of rounding, as the release does before evaluation. NaN becomes 0.
     """
     if images.ndim != 4:
         raise InputError(f"images has shape {list(images.shape)}, expected [B, C, H, W]")
@@ -32,28 +32,28 @@ def to_uint8(images: Tensor) -> NDArray[np.uint8]:
 
 
 def to_pil(pixels: NDArray[np.uint8]) -> list[Image.Image]:
-    """Bytes ``[B, H, W, C]`` as PIL images: gray for one channel, colour for three."""
+    """Convert uint8 ``[B, H, W, C]`` to PIL images: gray for one channel, color for three."""
     from PIL import Image
 
     channels = pixels.shape[-1]
     if channels not in (1, 3):
-        raise InputError(f"an image of {channels} channels cannot be shown: 1 (gray) or 3 (colour) can")
+        raise InputError(f"images have {channels} channels, expected 1 (gray) or 3 (color)")
     return [Image.fromarray(image[..., 0] if channels == 1 else image) for image in pixels]
 
 
 def contact_sheet(images: Sequence[Image.Image], columns: int | None = None, gap: int = 2) -> Image.Image:
-    """All images side by side on one white sheet, row by row; about square unless ``columns`` is given.
+    """Arrange images in rows on a white sheet, about square unless ``columns`` is given.
 
-    Small ones are enlarged without smoothing, so that a sheet of 8-pixel digits can be seen at all.
+    Small images are enlarged without smoothing, so that 8-pixel digits are legible.
     """
     from PIL import Image
 
     if not images:
-        raise InputError("images is empty: a sheet needs at least one")
+        raise InputError("images is empty: give at least one image")
     columns = min(len(images), columns or math.ceil(math.sqrt(len(images))))
     width, height = images[0].size
-    times = max(1, 64 // max(width, height))
-    width, height = width * times, height * times
+    zoom = max(1, 64 // max(width, height))
+    width, height = width * zoom, height * zoom
     rows = math.ceil(len(images) / columns)
     size = (columns * (width + gap) + gap, rows * (height + gap) + gap)
     sheet = Image.new(images[0].mode, size, "white")

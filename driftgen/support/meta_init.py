@@ -1,4 +1,4 @@
-"""Networks without numbers, to be filled from a file."""
+"""Build modules on the meta device, to load weights into."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from torch.overrides import TorchFunctionMode
 
 __all__ = ["on_meta_device"]
 
-# What fills a tensor in place, of torch.nn.init or by hand.
-FILLING = {
+# In-place initializers: functions of torch.nn.init and tensor methods.
+INITIALIZERS = {
     *("uniform_", "normal_", "constant_", "kaiming_uniform_", "xavier_uniform_", "zeros_", "ones_"),
     *("trunc_normal_", "zero_", "fill_", "copy_", "mul_", "add_", "erfinv_", "clamp_"),
 }
 
 
-class _NoInitialisation(TorchFunctionMode):
-    """Draws no numbers: on the device "meta" there is no place for them, and the first draw would load
-    PyTorch's compiler, which takes a second and a half, and 70 MB.
+class _SkipInitialization(TorchFunctionMode):
+    """Skips in-place initialization of parameters.
+
+    It would have no effect on the meta device, but the first random draw there imports PyTorch's compiler,
+    which takes 1.5 s and 70 MB.
     """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if getattr(func, "__name__", None) in FILLING:
+        if getattr(func, "__name__", None) in INITIALIZERS:
             target = args[0] if args else kwargs["tensor"]
             if isinstance(target, nn.Parameter):
                 return target
@@ -37,6 +39,6 @@ class _NoInitialisation(TorchFunctionMode):
 
 @contextmanager
 def on_meta_device() -> Iterator[None]:
-    """Modules built inside have shapes and types, but no memory: load a state with ``assign=True``."""
-    with torch.device("meta"), _NoInitialisation():
+    """Build modules on the meta device, without memory; load a state dict with ``assign=True`` afterwards."""
+    with torch.device("meta"), _SkipInitialization():
         yield

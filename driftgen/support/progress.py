@@ -1,4 +1,4 @@
-"""One progress bar for all long work: rate, time left, and the figure that matters."""
+"""The progress bar of long-running work: rate, remaining time and one metric."""
 
 from __future__ import annotations
 
@@ -30,11 +30,9 @@ class _Rate(ProgressColumn):
 
 @contextmanager
 def track(
-    title: str, total: int, figure: str, console: Console | None = None
+    title: str, total: int, metric: str, console: Console | None = None
 ) -> Iterator[Callable[[int, float], None]]:
-    """Shows a bar while the block runs; call what it yields with the step reached and the value of
-    ``figure``.
-    """
+    """Show a progress bar during the block; yield a function that takes the step and the metric's value."""
     columns = (
         TextColumn("{task.description}", table_column=Column(ratio=2, no_wrap=True)),
         BarColumn(bar_width=None, table_column=Column(ratio=2)),
@@ -44,12 +42,12 @@ def track(
         TextColumn("{task.fields[value]}", table_column=Column(no_wrap=True)),
     )
     with Progress(*columns, console=console or Console(stderr=True), expand=True) as progress:
-        task = progress.add_task(escape(title), total=total, value=figure)
-        yield lambda step, value: progress.update(task, completed=step, value=f"{figure} {value:.3g}")
+        task = progress.add_task(escape(title), total=total, value=metric)
+        yield lambda step, value: progress.update(task, completed=step, value=f"{metric} {value:.3g}")
 
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """A sign of life while figures are drawn."""
-    with Console(stderr=True).status("drawing the figures"):
+    """Show a spinner while figures are drawn."""
+    with Console(stderr=True).status("drawing figures"):
         yield

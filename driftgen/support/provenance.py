@@ -12,7 +12,7 @@ __all__ = ["provenance"]
 
 
 def provenance(command: str) -> dict[str, str]:
-    """Where a number comes from: the command, the versions, the machine."""
+    """Return the command, the package versions and the hardware, to store with a result."""
     return {
         "command": command,
         "driftgen": driftgen.__version__,

@@ -1,4 +1,4 @@
-"""Randomness that depends on nothing but a few numbers: the seed of a run, the step, a position in it."""
+"""Derive independent RNG streams from integers such as the seed of a run, a stream id and a step."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ __all__ = ["derive_generator", "derive_seed"]
 
 
 def derive_seed(*numbers: int) -> int:
-    """A 63-bit seed, well mixed: near numbers give unrelated seeds, the same numbers always the same."""
-    # Their count too: numpy would take (5) and (5, 0) for the same.
+    """Derive a 63-bit seed. Equal numbers give equal seeds, similar numbers give unrelated seeds."""
+    # The count is included because SeedSequence treats (5) and (5, 0) alike.
     return int(np.random.SeedSequence([len(numbers), *numbers]).generate_state(1, np.uint64)[0] >> 1)
 
 
 def derive_generator(*numbers: int) -> torch.Generator:
-    """A CPU generator that starts from :func:`derive_seed` these numbers.
+    """Return a CPU generator seeded with :func:`derive_seed` of these numbers.
 
-    So a step draws the same whether it is reached in one go, after a resume, or by one of many processes.
+    With such generators a step draws the same in an uninterrupted run, after a resume and in any process.
     """
     return torch.Generator().manual_seed(derive_seed(*numbers))

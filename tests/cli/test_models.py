@@ -37,7 +37,7 @@ def test_sample_writes_single_images_and_a_sheet(tmp_path, here):
     words[words.index("0")] = "1"
     other = here(*words)
     assert other.returncode == 2
-    assert "holds other samples (another seed): name another folder" in other.stderr
+    assert "holds other samples (another seed): choose another folder" in other.stderr
     assert (out / "00001_class5.png").read_bytes() == first
 
 

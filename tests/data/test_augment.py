@@ -1,4 +1,4 @@
-"""Augmentation: what is drawn depends on seed and position only, and stays within what was asked for."""
+"""Augmentation: draws depend only on seed and position, and stay within the configured ranges."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def pictures(n=6, height=12, width=16, **augment):
     return ArrayImages(pixels, torch.zeros(n, dtype=torch.int64), ["a"], Augment(**augment), channels=3)
 
 
-def test_uniform_rows_depend_on_their_number_only():
+def test_uniform_rows_depend_only_on_their_index():
     table = uniforms(3, 1, 0, 200, 5)
     for first, n in ((0, 1), (7, 3), (150, 50), (20, 0)):
         assert torch.equal(uniforms(3, 1, first, n, 5), table[first : first + n])
@@ -26,7 +26,7 @@ def test_uniform_rows_depend_on_their_number_only():
 
 
 @pytest.mark.parametrize("augment", [{}, {"flip": True}, EVERYTHING])
-def test_augmentation_depends_on_seed_and_position_only(augment):
+def test_augmentation_depends_only_on_seed_and_position(augment):
     data = pictures(**augment)
     which = torch.tensor([0, 3, 3, 5, 1, 0, 2])
     once = data.load(which, 9)
@@ -37,7 +37,7 @@ def test_augmentation_depends_on_seed_and_position_only(augment):
         assert once.abs().max() <= 1 + 1e-6
 
 
-def test_flips_are_left_right_and_half_of_the_time():
+def test_flips_are_horizontal_with_probability_one_half():
     plain, data = pictures(1), pictures(1, flip=True)
     data.pixels = plain.pixels
     image = every(plain)[0]
@@ -48,10 +48,8 @@ def test_flips_are_left_right_and_half_of_the_time():
     assert 150 < int(flipped.sum()) < 250
 
 
-def test_affine_changes_move_by_what_was_asked_for():
-    """A bright dot right of the middle of a wide image: turned, enlarged and moved within the limits, and
-    reaching near all of them.
-    """
+def test_affine_transforms_stay_within_their_ranges():
+    """The position of a bright dot shows rotation, zoom and shift; all come close to their limits."""
     y, x = torch.meshgrid(torch.arange(41.0), torch.arange(61.0), indexing="ij")
     dot = 255 * torch.exp(-((x - 40) ** 2 + (y - 20) ** 2) / 8)
     pixels = dot.to(torch.uint8)[None, None]
@@ -80,14 +78,14 @@ def test_affine_changes_move_by_what_was_asked_for():
     assert abs(float(torch.corrcoef(torch.stack([across, down]))[0, 1])) < 0.2
 
 
-def test_affine_changes_turn_first_then_move():
+def test_affine_transforms_rotate_before_they_shift():
     image = torch.zeros(1, 1, 41, 61)
-    image[0, 0, 20, 40] = 1  # 10 to the right of the middle
+    image[0, 0, 20, 40] = 1  # 10 to the right of the center
     turned = _affine(image, Augment(rotate=90, shift=4), torch.tensor([[1.0, 0.0, 1.0, 0.5]]))
     assert turned[0, 0, 20 + 10 + 2, 30 + 4] > 0.99
 
 
-def test_random_crops_keep_the_share_and_the_ratio():
+def test_random_crops_respect_area_and_aspect_ratio():
     table = np.random.default_rng(0).random((4000, decode.CROP_UNIFORMS))
     left, top, width, height = decode.crop_boxes(300, 200, table, (0.2, 1.0)).T
     assert left.min() >= 0
@@ -100,13 +98,13 @@ def test_random_crops_keep_the_share_and_the_ratio():
     assert 0.73 < ratio.min() < 0.78
     assert 1.29 < ratio.max() < 1.36
     assert abs(np.log(ratio).mean()) < 0.05
-    # Nothing fits into so narrow an image: the middle of it is taken.
+    # No crop fits into such a narrow image: the center is used.
     assert decode.crop_boxes(10, 1000, table[:3], (0.9, 1.0)).tolist() == [[0, 493, 10, 13]] * 3
     assert decode.crop_boxes(1000, 10, table[:3], (0.9, 1.0)).tolist() == [[493, 0, 13, 10]] * 3
 
 
-def test_cropping_many_at_once_is_what_pillow_does():
-    images = torch.from_numpy(noise(5, 3, 30, 40) // 2 + 64)  # what overshoots needs no clipping
+def test_batched_crops_match_pillow():
+    images = torch.from_numpy(noise(5, 3, 30, 40) // 2 + 64)  # leaves room for overshoot without clipping
     boxes = torch.tensor([[0, 0, 40, 30], [5, 3, 20, 10], [1, 2, 7, 28], [39, 29, 1, 1], [10, 0, 30, 30]])
     got = crop_resize(images.float(), boxes, (12, 12)).clamp(0, 255)
     for image, (left, top, width, height), result in zip(images, boxes.tolist(), got, strict=True):

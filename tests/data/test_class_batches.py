@@ -19,7 +19,7 @@ from driftgen.errors import InputError
 
 
 class Numbers:
-    """Sample i is the number i, plus what its augmentation would be: a fraction from seed and position."""
+    """Sample i is the number i plus a fraction that stands for augmentation, from seed and position."""
 
     shape = (1, 1, 1)
 
@@ -44,7 +44,7 @@ def balanced(classes, each):
 
 
 def whole(samples):
-    """Which samples they are."""
+    """Return the sample indices."""
     return samples.floor().long().flatten(1)
 
 
@@ -65,15 +65,15 @@ def opened(kind, labels, decodes=False, *, classes=4, positives=6, unconditional
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_samples_loaded_ahead_are_the_same(kind):
-    """And are there when they are asked for: those of step 4 before step 4 is drawn."""
+def test_prefetched_samples_are_the_same(kind):
+    """They are loaded before they are drawn: those of step 4 before step 4."""
     sizes, options = StepSizes(4, 6, 3), Queue(**SOURCES[kind])
     straight, ahead = (
         open_source(Numbers(balanced(5, 20)), sizes, options, 3, ahead=ahead) for ahead in (False, True)
     )
     for step in range(4):
         assert same(straight.draw(step), ahead.draw(step))
-    ahead._ahead._work[1].result()  # from here on it could load nothing
+    ahead._prefetcher._pending[1].result()  # later loads would fail
     ahead.data.load = None
     assert same(straight.draw(4), ahead.draw(4))
 
@@ -99,7 +99,7 @@ def test_shapes_classes_and_difference(kind):
 
 @pytest.mark.parametrize("kind", SOURCES)
 @pytest.mark.parametrize("decodes", [False, True])
-def test_parts_of_a_step_are_the_step(kind, decodes):
+def test_parts_of_a_step_add_up_to_the_step(kind, decodes):
     straight, parted = (opened(kind, balanced(3, 20), decodes, seed=5) for _ in range(2))
     for step in range(6):
         parts = [parted.draw(step, slice(0, 1)), parted.draw(step, slice(1, 4))]
@@ -107,14 +107,14 @@ def test_parts_of_a_step_are_the_step(kind, decodes):
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_seed_and_step_decide(kind):
+def test_draws_depend_only_on_seed_and_step(kind):
     first, again, other = (opened(kind, balanced(5, 20), seed=seed) for seed in (1, 1, 2))
     assert same(first.draw(0), again.draw(0))
     assert not same(first.draw(1), other.draw(1))
     assert not same(first.draw(2), first.draw(3))
 
 
-def test_index_can_begin_anywhere():
+def test_index_can_start_at_any_step():
     straight = opened("index", balanced(5, 20))
     for step in range(4):
         last = straight.draw(step)
@@ -122,7 +122,7 @@ def test_index_can_begin_anywhere():
     assert straight.state_dict() == {}
 
 
-def test_index_does_not_repeat_within_a_step_where_a_class_comes_twice():
+def test_index_does_not_repeat_samples_if_a_class_occurs_twice():
     source = opened("index", balanced(3, 40), classes=8, positives=10, unconditional=0)
     for step in range(10):
         labels, positives, unconditional = source.draw(step)
@@ -144,14 +144,14 @@ def test_index_reaches_every_sample_and_every_class_equally_often():
     assert ((anywhere - 16).abs() < 22).all()
 
 
-def test_augmentation_differs_between_steps_and_places():
+def test_augmentation_differs_between_steps_and_positions():
     source = opened("index", [0], classes=2, positives=2, unconditional=1)
     fractions = torch.cat([source.draw(step)[k].flatten() for step in (0, 1) for k in (1, 2)])
     assert len(fractions.unique()) == 12  # of the one sample there is
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_few_samples_are_each_drawn_before_any_twice_and_it_is_told(kind):
+def test_few_samples_are_each_drawn_before_any_twice_and_noted(kind):
     source = opened(kind, [0] * 3 + [1] * 50 + [2], classes=3, positives=8)
     assert len(source.notes) == 1
     assert "class 0 and 1 more: 3 samples, fewer than the 8 positives" in source.notes[0]
@@ -212,13 +212,13 @@ def test_groups_repeat_as_little_as_possible(sizes, groups, n):
 def test_queues_are_filled_before_the_first_step():
     source = opened("queue", [0] * 30 + [1] * 3 + [2] * 12)
     source.draw(0)
-    # All of the middle class, and what the first step pushed of it again.
+    # The whole middle class, and its samples that the first step pushed again.
     assert source.classes.count.tolist() in ([8, 3, 8], [8, 4, 8])
     assert int(source.everything.count) == 20
     assert source.position <= 45 + 5
 
 
-def test_filling_is_pushing_the_beginning_of_the_stream():
+def test_filling_equals_pushing_the_start_of_the_stream():
     source = opened("queue", balanced(4, 30))
     source._fill()
     order = source.stream(0, source.position)
@@ -228,7 +228,7 @@ def test_filling_is_pushing_the_beginning_of_the_stream():
     assert sorted(source.everything.bank.floor().flatten().tolist()) == sorted(order[-20:].tolist())
 
 
-def test_what_filling_would_drop_again_is_not_loaded():
+def test_filling_does_not_load_samples_that_it_would_drop():
     source = opened("queue", [0] * 400 + [1] * 8)
     source._fill()
     assert source.position > 100
@@ -259,7 +259,7 @@ def test_new_samples_reach_the_queues_once_per_step():
 
 
 @pytest.mark.parametrize("decodes", [False, True])
-def test_a_resumed_queue_goes_on_as_if_never_stopped(decodes):
+def test_a_resumed_queue_matches_an_uninterrupted_one(decodes):
     labels = balanced(4, 13)
     straight = opened("queue", labels, decodes)
     for step in range(20):
@@ -277,7 +277,7 @@ def test_a_resumed_queue_goes_on_as_if_never_stopped(decodes):
     assert same(straight.state_dict().values(), resumed.state_dict().values())
 
 
-def test_queue_states_that_do_not_fit_are_told():
+def test_mismatched_queue_states_are_errors():
     source = opened("queue", balanced(4, 13))
     source.draw(0)
     state = source.state_dict()
@@ -286,11 +286,11 @@ def test_queue_states_that_do_not_fit_are_told():
     with pytest.raises(InputError, match="expected"):
         source.load_state_dict({"position": torch.tensor(1)})
     fresh = opened("queue", balanced(4, 13))
-    fresh.load_state_dict({})  # of a run without queues: filled as usual
+    fresh.load_state_dict({})  # from a run without queues: filled as usual
     assert same(fresh.draw(0), opened("queue", balanced(4, 13)).draw(0))
 
 
-def test_queues_larger_than_memory_are_refused():
+def test_queues_larger_than_memory_are_errors():
     data = Numbers(balanced(4, 13))
     data.shape = (3, 1 << 12, 1 << 12)
     with pytest.raises(InputError, match=r"queues need .* GiB"):
@@ -298,42 +298,42 @@ def test_queues_larger_than_memory_are_refused():
 
 
 @pytest.mark.parametrize("parts", [[slice(None)], [slice(0, 2), slice(2, 4)]])
-def test_the_next_samples_are_loaded_meanwhile(parts):
+def test_the_next_samples_are_prefetched(parts):
     source = opened("index", balanced(5, 20), decodes=True)
     for step in range(4):
         for part in parts:
             source.draw(step, part)
     time.sleep(0.05)
     here = [n for n, thread in source.data.calls if not thread.startswith("driftgen-ahead")]
-    # Once the parts are known, everything was loaded ahead.
+    # Once the parts are known, everything is prefetched.
     assert len(here) <= 2 * len(parts)
     ahead = [n for n, thread in source.data.calls if thread.startswith("driftgen-ahead")]
     assert len(ahead) + len(here) <= 4 * len(parts) + 2
 
 
-def test_a_step_that_was_not_expected_is_right_all_the_same():
+def test_a_mispredicted_step_is_still_correct():
     plain, ahead = (opened("index", balanced(5, 20), decodes=decodes) for decodes in (False, True))
     for step, part in ((0, slice(None)), (7, slice(None)), (7, slice(1, 3)), (2, slice(0, 2))):
         assert same(plain.draw(step, part), ahead.draw(step, part))
 
 
-def test_an_error_while_loading_ahead_reaches_the_caller():
+def test_an_error_while_prefetching_reaches_the_caller():
     source = opened("index", balanced(5, 20), decodes=True)
     source.draw(0)
-    source._ahead._work[1].result()
+    source._prefetcher._pending[1].result()
 
     def fail(*_):
         raise InputError("a file is gone")
 
     source.draw(1)
-    source._ahead._work[1].result()
+    source._prefetcher._pending[1].result()
     source.data.load = fail
     source.draw(2)
     with pytest.raises(InputError, match="a file is gone"):
         source.draw(3)
 
 
-def test_a_thousand_classes_take_no_time():
+def test_a_thousand_classes_are_fast():
     data = Numbers(torch.arange(1_280_000) % 1000)
     source = ClassIndex(data, StepSizes(classes=64, positives=64, unconditional=16))
     source.indices(0)

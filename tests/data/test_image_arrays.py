@@ -1,4 +1,4 @@
-"""Images in memory: the packaged digits, and arrays of any layout, number type and labels."""
+"""Images in memory: the packaged digits, and arrays of any layout, dtype and labels."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def array(tmp_path, **arrays):
 # The packaged digits
 
 
-def test_digits_are_all_there_and_split_for_good():
+def test_digits_are_complete_and_their_split_is_fixed():
     (train, train_labels), (heldout, heldout_labels), (images, labels) = map(
         digits, ("train", "heldout", "all")
     )
@@ -32,14 +32,14 @@ def test_digits_are_all_there_and_split_for_good():
     assert train.shape == (1437, 1, 8, 8)
     assert heldout.shape == (360, 1, 8, 8)
     assert set((images * 8 + 8).unique().tolist()) == set(range(17))
-    # Known facts of the data set: how often each digit comes, and its first image, a zero.
+    # Known properties of the dataset: the count of each digit, and the first image, a zero.
     assert labels.bincount().tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     assert labels[:5].tolist() == [0, 1, 2, 3, 4]
     assert (images[0, 0, 0] * 8 + 8).tolist() == [0, 0, 5, 13, 9, 1, 0, 0]
     assert heldout_labels.bincount().tolist() == [36, 37, 35, 37, 36, 36, 36, 36, 35, 36]
     rows = {bytes(to_bytes(image).numpy()) for image in train}
     assert not any(bytes(to_bytes(image).numpy()) in rows for image in heldout)
-    # The split is part of what a published figure means: it must never change.
+    # Published results depend on the split: it must never change.
     assert int((train_labels * torch.arange(1437)).sum() % 1_000_003) == 670_582
     with pytest.raises(InputError, match="did you mean 'heldout'"):
         digits("held-out")
@@ -56,7 +56,7 @@ def test_digits_as_data_are_the_training_part(opened):
     assert (torch.nn.functional.avg_pool2d(every(larger), 2) - every(data)).abs().mean() < 0.15
 
 
-def test_digits_and_their_licence_are_shipped():
+def test_digits_and_their_license_are_shipped():
     from importlib.resources import files
 
     text = files("driftgen.data").joinpath("digits-LICENSE.txt").read_text()
@@ -97,7 +97,7 @@ def test_layouts_of_arrays(tmp_path, opened, layout):
         lambda a: (a / 255).astype(np.float16),
     ],
 )
-def test_number_types_of_arrays(tmp_path, opened, convert):
+def test_dtypes_of_arrays(tmp_path, opened, convert):
     pixels = noise(6, 5, 7, 3)
     data = opened(array(tmp_path, x=convert(pixels)))
     error = np.abs(to_bytes(every(data)).numpy().astype(int) - pixels.transpose(0, 3, 1, 2))
@@ -116,7 +116,7 @@ def test_npy_is_one_class(tmp_path, opened):
     assert data.labels.tolist() == [0, 0, 0]
 
 
-def test_colour_and_transparency_of_arrays_are_as_pillow_has_them(tmp_path, opened):
+def test_color_and_transparency_of_arrays_match_pillow(tmp_path, opened):
     pixels = noise(5, 6, 6, 4)
     rgb = [decode.convert(Image.fromarray(image), 3) for image in pixels]
     data = opened(array(tmp_path, images=pixels))
@@ -140,11 +140,11 @@ def test_labels_and_names_of_arrays(tmp_path, opened):
     assert data.labels.tolist() == [2, 1, 2, 0, 0, 1]
     assert opened(tmp_path / "images.npz", conditional=False).class_names == ["all"]
     data = opened(tmp_path / "images.npz", limit=4)
-    assert data.labels.tolist() == [2, 1, 0, 0]  # the first of each, then the second of the first
+    assert data.labels.tolist() == [2, 1, 0, 0]  # the first of each class, then the second of the first class
     np.testing.assert_array_equal(to_bytes(every(data)).numpy(), pixels[[0, 1, 3, 4]].transpose(0, 3, 1, 2))
 
 
-def test_size_of_an_array_is_the_centre_crop(tmp_path, opened):
+def test_size_of_an_array_is_a_center_crop(tmp_path, opened):
     pixels = noise(3, 70, 90, 3)
     data = opened(array(tmp_path, images=pixels), size=16)
     assert data.shape == (3, 16, 16)
@@ -159,12 +159,12 @@ BAD_ARRAYS = {
     "with c from 1 to 4": {"images": noise(4, 9, 9, 9)},
     "0 ... 255 for integers": {"images": GOOD.astype(np.int32) * 9},
     "only 0 and 1": {"images": GOOD % 2},
-    "0 ... 255 as bytes": {"images": GOOD.astype(np.float32)},
+    "0 ... 255 as uint8": {"images": GOOD.astype(np.float32)},
     "nan": {"images": np.full((4, 5, 5), np.nan)},
     "type complex": {"images": GOOD.astype(complex)},
     "holds no images": {"images": GOOD[:0]},
     "labels have shape \\[3\\]": {"images": GOOD, "labels": np.arange(3)},
-    "labels are of type float": {"images": GOOD, "labels": np.arange(4.0)},
+    "labels have dtype float": {"images": GOOD, "labels": np.arange(4.0)},
     "a label is -1": {"images": GOOD, "labels": np.arange(4) - 1},
     "no image has label 2": {"images": GOOD, "labels": np.array([0, 1, 3, 3])},
     "without gaps": {"images": GOOD, "labels": np.array([0, 1, 3, 10**9])},
@@ -174,12 +174,12 @@ BAD_ARRAYS = {
 
 
 @pytest.mark.parametrize("message", BAD_ARRAYS)
-def test_wrong_arrays_are_told_in_one_line(tmp_path, message):
+def test_wrong_arrays_are_one_line_errors(tmp_path, message):
     path = array(tmp_path, **BAD_ARRAYS[message])
     fails(lambda: open_images(Data(path=path)), message)
 
 
-def test_wrong_paths_are_told_in_one_line(tmp_path):
+def test_wrong_paths_are_one_line_errors(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.zip").write_bytes(b"PK")
     (tmp_path / "a.npz").write_bytes(b"PK\x03\x04 cut short")

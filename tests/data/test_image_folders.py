@@ -1,4 +1,4 @@
-"""Folders of images: classes, pictures of odd kinds, unreadable files, and the processes that decode."""
+"""Folders of images: classes, unusual image modes, unreadable files, and the worker processes."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ opened = pytest.fixture(opening)
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two classes of smooth pictures of many sizes, among things that are no pictures."""
+    """Two classes of smooth images of many sizes, among files that are not images."""
     for name, count in (("dogs", 7), ("cats", 5)):
         place = tmp_path / "data" / name
         place.mkdir(parents=True)
@@ -62,14 +62,14 @@ def test_images_in_deeper_folders_belong_to_the_class(folder, opened):
     assert opened(folder, size=8, workers=0).labels.bincount().tolist() == [5, 7]
 
 
-def test_adm_centre_crop():
-    """A picture of its own coordinates: which part is kept can be read off it."""
+def test_adm_center_crop():
+    """Pixels that encode their coordinates show which part is kept."""
     x, y = np.meshgrid(np.linspace(0, 255, 400), np.linspace(0, 255, 100))
     image = Image.fromarray(np.stack([x, y, 0 * x], -1).round().astype(np.uint8))
     got = np.asarray(decode.center_crop(image, 16)).astype(float)
     assert got.shape == (16, 16, 3)
     assert abs(got[..., 0].mean() - 127.5) < 2
-    assert abs(got[0, 0, 0] - 255 * 156.25 / 400) < 4  # the middle fourth
+    assert abs(got[0, 0, 0] - 255 * 156.25 / 400) < 4  # the central quarter
     assert abs(got[0, 0, 1] - 255 / 32) < 3
     rough = noise(64, 64, 3)  # halved twice: the mean over blocks, rounded four times
     got = np.asarray(decode.center_crop(Image.fromarray(rough), 16)).astype(float)
@@ -108,27 +108,27 @@ ODD = {
 
 @pytest.mark.parametrize("name", ODD)
 def test_odd_modes(tmp_path, opened, name):
-    image, colour = ODD[name]
+    image, color = ODD[name]
     options = {"lossless": True} if name.endswith("webp") else {}
     image.save(tmp_path / name, **options)
     got = to_bytes(every(opened(tmp_path, size=8, workers=0)))[0].float().mean((1, 2))
-    assert (got - torch.tensor(colour, dtype=torch.float32)).abs().max() <= 2
+    assert (got - torch.tensor(color, dtype=torch.float32)).abs().max() <= 2
     gray = to_bytes(every(opened(tmp_path, size=8, workers=0, channels=1)))
     assert gray.shape == (1, 1, 8, 8)
-    expected = float(np.dot(colour, [0.299, 0.587, 0.114]))
+    expected = float(np.dot(color, [0.299, 0.587, 0.114]))
     assert (gray.float() - expected).abs().max() <= 2
 
 
-def test_transparent_colour_of_a_palette_is_white(tmp_path, opened):
+def test_transparent_color_of_a_palette_is_white(tmp_path, opened):
     _palette().save(tmp_path / "a.png", transparency=1)
     assert (every(opened(tmp_path, size=8, workers=0)) == 1).all()
 
 
-def test_photographs_are_turned_upright(tmp_path, opened):
+def test_exif_orientation_is_applied(tmp_path, opened):
     pixels = np.zeros((40, 40, 3), np.uint8)
     pixels[:20] = 255
     exif = Image.Exif()
-    exif[0x0112] = 6  # shown turned by a quarter to the right
+    exif[0x0112] = 6  # displayed rotated by 90 degrees clockwise
     Image.fromarray(pixels).save(tmp_path / "a.png", exif=exif)
     image = every(opened(tmp_path, size=8, workers=0))[0]
     assert (image[:, :, 5:] > 0.9).all()
@@ -136,7 +136,7 @@ def test_photographs_are_turned_upright(tmp_path, opened):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_unreadable_image_is_named_and_replaced(folder, opened, workers):
+def test_an_unreadable_image_is_listed_and_replaced(folder, opened, workers):
     good = opened(folder, size=16, workers=0)
     before = every(good)
     (folder / "dogs" / "02.png").write_bytes(b"no picture at all")
@@ -158,7 +158,7 @@ def test_damage_inside_an_image_is_found_when_it_is_decoded(folder, opened, work
     assert len(data.unreadable) == 1
     assert "06.png" in data.unreadable[0]
     assert torch.equal(images[:11], before[:11])
-    assert torch.equal(images[11], before[5])  # the class's last is damaged, its first takes the place
+    assert torch.equal(images[11], before[5])  # the last image of the class is replaced by its first
     assert torch.equal(every(data), images)
     assert len(data.unreadable) == 1
     other = folder / "dogs" / "00.png"
@@ -167,7 +167,7 @@ def test_damage_inside_an_image_is_found_when_it_is_decoded(folder, opened, work
         every(data)
 
 
-def test_the_next_image_of_the_class_takes_the_place(folder, opened):
+def test_the_next_image_of_the_class_is_the_replacement(folder, opened):
     before = every(opened(folder, size=16, workers=0))
     path = folder / "dogs" / "03.png"
     path.write_bytes(path.read_bytes()[:200])
@@ -189,7 +189,7 @@ def test_one_percent_is_tolerated_and_more_is_not(tmp_path):
     )
 
 
-def test_wrong_folders_are_told(folder):
+def test_wrong_folders_are_errors(folder):
     (folder / "birds").mkdir()
     with pytest.raises(InputError, match=r"class folder .*birds holds no images"):
         open_images(Data(path=str(folder), size=8))
@@ -205,7 +205,7 @@ def test_wrong_folders_are_told(folder):
 
 
 def children():
-    """Decoding processes that run now, whosoever they are."""
+    """Return the decoding processes of all parents that are running."""
     listed = subprocess.run(["ps", "-eww", "-o", "pid,ppid,args"], capture_output=True, text=True).stdout
     rows = [line.split(None, 2) for line in listed.splitlines()[1:]]
     return {int(pid): int(parent) for pid, parent, args in rows if args.rstrip().endswith("data/decode.py")}
@@ -221,7 +221,7 @@ def gone(pids, seconds=5.0):
 
 
 @pytest.mark.parametrize("augment", [{}, EVERYTHING])
-def test_worker_processes_give_what_one_process_gives(folder, opened, augment):
+def test_worker_processes_match_a_single_process(folder, opened, augment):
     options = {"size": 16, "augment": Augment(**augment)}
     alone, helped = opened(folder, workers=0, **options), opened(folder, workers=2, **options)
     which = torch.arange(12).repeat(3)
@@ -233,7 +233,7 @@ def test_worker_processes_give_what_one_process_gives(folder, opened, augment):
         assert not torch.equal(alone.load(which, 4), alone.load(which, 5))
 
 
-def test_closing_ends_the_workers(folder, opened):
+def test_closing_stops_the_workers(folder, opened):
     data = opened(folder, size=8, workers=2)
     mine = [process.pid for process in data._workers._all]
     assert set(mine) <= set(children())
@@ -242,8 +242,8 @@ def test_closing_ends_the_workers(folder, opened):
     assert gone(mine)
 
 
-def test_workers_die_with_the_process_that_is_killed(folder):
-    """And a script without a guard around its main part can use them."""
+def test_workers_exit_when_their_parent_is_killed(folder):
+    """A script without a ``__main__`` guard can use workers."""
     script = (
         "import sys, time, torch\n"
         "from driftgen.data.images import open_images\n"
@@ -263,7 +263,7 @@ def test_workers_die_with_the_process_that_is_killed(folder):
     assert gone(workers)
 
 
-def test_a_worker_that_is_killed_is_told_and_signals_of_the_group_are_not_its_own(folder, opened):
+def test_a_killed_worker_is_an_error_and_workers_ignore_signals_of_the_group(folder, opened):
     data = opened(folder, size=8, workers=1)
     before = every(data)
     pid = data._workers._all[0].pid

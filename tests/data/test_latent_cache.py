@@ -1,4 +1,4 @@
-"""The latent cache: what is stored and read, whose cache it is, and what is refused."""
+"""The latent cache: its content, its identity, and wrong input."""
 
 import json
 from itertools import pairwise
@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from driftgen.data.images import open_images
-from driftgen.data.latents import LatentCache, encode_images, open_latents
+from driftgen.data.latent_encoding import encode_images
+from driftgen.data.latents import LatentCache, open_latents
 from driftgen.support.rng import derive_generator
 from driftgen.tokenizers import SDVAE, Identity, build_tokenizer
 from driftgen.training.config import Augment, Data
@@ -19,7 +20,7 @@ from tests.support.autoencoders import kl_network
 from tests.support.helpers import fails
 from tests.support.latent_images import SHARDS, Images, names
 
-# --- what is stored ---------------------------------------------------------------------------------------
+# --- content ----------------------------------------------------------------------------------------------
 
 
 def test_every_image_and_its_flipped_copy(tmp_path):
@@ -35,7 +36,7 @@ def test_every_image_and_its_flipped_copy(tmp_path):
     )
     assert left == 0
     assert names(tmp_path) == ["cache.json", *SHARDS]
-    assert data.loaded[16:] == list(range(23))  # after those that tell whose cache it is
+    assert data.loaded[16:] == list(range(23))  # the first 16 identify the dataset
     assert steps == [(3, 23), (5, 23), (8, 23), (10, 23), (13, 23), (15, 23), (18, 23), (20, 23), (23, 23)]
     for number, name in enumerate(SHARDS):
         shard = load_file(tmp_path / name)
@@ -65,13 +66,13 @@ def test_loading(tmp_path, dtype):
     images, found = data.load(indices, 0), cache.load(indices, seed=3)
     assert found.dtype == torch.float32
     assert found.is_contiguous()
-    # The half added on the left tells on which side it is now.
+    # The left column is larger by one half, which shows the flip.
     flipped = found[:, 0, 0, 0] == found[:, 0, 0, 1]
     want = torch.where(flipped[:, None, None, None], images.flip(-1), images)
     assert torch.equal(found, want)
     assert 0.47 < flipped.float().mean() < 0.53
     assert flipped[indices == 5].unique().numel() == 2
-    # By seed and place in the call, in whatever parts.
+    # The flips depend on the seed and the position in the draw, not on the parts.
     assert torch.equal(cache.load(indices, 3), found)
     assert not torch.equal(cache.load(indices, 4), found)
     cuts = [0, 1, 1023, 1024, 1025, 2500, 4000]
@@ -79,8 +80,8 @@ def test_loading(tmp_path, dtype):
     assert torch.equal(torch.cat(parts), found)
     assert torch.equal(LatentCache(tmp_path, flip=False).load(indices, 3), images)
     assert cache.load(indices[:0], 3).shape == (0, 3, 4, 4)
-    fails(lambda: cache.load(torch.tensor([100]), 0), r"^indices must lie in 0 \.\.\. 99")
-    fails(lambda: cache.load(torch.tensor([-1]), 0), "^indices must lie")
+    fails(lambda: cache.load(torch.tensor([100]), 0), r"^indices are 100 ... 100, expected 0 ... 99")
+    fails(lambda: cache.load(torch.tensor([-1]), 0), "^indices are ")
     cache.close()
 
 
@@ -94,7 +95,7 @@ def test_conditional_and_limit(tmp_path):
     every = open_latents(config.model_copy(update={"conditional": False, "limit": 4}))
     assert (every.labels.tolist(), every.class_names) == ([0] * 4, ["all"])
     assert torch.equal(every.load(torch.arange(4), 0)[:, 0, 0, 1] * 64 // 1, torch.arange(4.0))
-    fails(lambda: every.load(torch.tensor([4]), 0), "^indices must lie")
+    fails(lambda: every.load(torch.tensor([4]), 0), "^indices are ")
     fails(lambda: open_latents(Data(kind="latents")), "^data.path is missing: .*driftgen encode")
 
 
@@ -106,7 +107,7 @@ def vae(tmp_path_factory):
 
 
 def test_posterior_noise(vae, tmp_path):
-    """One sample of the posterior each, with the same noise for the flipped copy; batches do not matter."""
+    """An image and its flipped copy share the posterior noise, independent of the batch size."""
     data, tokenizer = Images(10, side=6), SDVAE(vae)
     for name, size in (("a", 2), ("b", 64)):
         encode_images(data, tokenizer, tmp_path / name, batch_size=size, shard_size=4, seed=9)
@@ -123,15 +124,15 @@ def test_posterior_noise(vae, tmp_path):
                 assert torch.allclose(one[:, side], want, atol=1e-5)
     cache = LatentCache(tmp_path / "a")
     assert cache.shape == (4, 3, 3)
-    # The options in the index build the tokenizer again.
+    # The options in the index rebuild the tokenizer.
     again = build_tokenizer(cache.tokenizer, vae)
     assert again.decode(cache.load(torch.arange(2), 0)).shape == (2, 3, 6, 6)
 
 
-# --- whose cache it is ------------------------------------------------------------------------------------
+# --- identity ---------------------------------------------------------------------------------------------
 
 
-def test_a_cache_of_others_is_refused(vae, tmp_path):
+def test_another_cache_is_refused(vae, tmp_path):
     torch.manual_seed(1)
     other_vae = SDVAE(vae)
     nn.init.normal_(next(other_vae.network.parameters()))
@@ -146,18 +147,18 @@ def test_a_cache_of_others_is_refused(vae, tmp_path):
         return encode_images(data, tokenizer, tmp_path, **{"shard_size": 5, **options})
 
     for partly in (True, False):
-        # Whether begun or finished.
+        # Both an incomplete and a complete cache.
         assert encode(world=2) == 2 if partly else encode() == 0
         before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.*s*")}
         for other in (Images(22, 6), Images(side=6, classes=2), Images(side=6, names="abx"), Altered(side=6)):
             fails(lambda other=other: encode(other), "holds latents of other images: choose another folder")
-        fails(lambda: encode(tokenizer=other_vae), "was made by another tokenizer")
-        fails(lambda: encode(tokenizer=SDVAE(vae, sample=False)), "was made by another tokenizer")
+        fails(lambda: encode(tokenizer=other_vae), "was written with another tokenizer")
+        fails(lambda: encode(tokenizer=SDVAE(vae, sample=False)), "was written with another tokenizer")
         fails(lambda: encode(Images(side=4), SDVAE(vae)), "other images")
         for options in ({"seed": 1}, {"dtype": "float16"}, {"shard_size": 6}):
             fails(lambda options=options: encode(**options), r"other options, .*\"shard_size\": 5")
         assert before == {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.*s*")}
-    # How many are encoded at a time is nobody's business.
+    # The batch size is not part of the identity.
     assert encode(tokenizer=SDVAE(vae, batch_size=3), batch_size=2) == 0
     # A shard of another cache among the right ones.
     encode_images(Images(side=6, names="xyz"), tokenizer, tmp_path / "other", shard_size=5)
@@ -167,7 +168,7 @@ def test_a_cache_of_others_is_refused(vae, tmp_path):
 
 
 def test_folders_and_arrays(tmp_path):
-    """With the readers of images: a folder is known by its names wherever it lies, an array by its pixels."""
+    """A folder is identified by its relative file names, an array by its pixels."""
     place = tmp_path / "images"
     for name in ("cat/1.png", "cat/2.png", "dog/1.png"):
         path = place / name
@@ -200,14 +201,14 @@ def test_wrong_input(tmp_path):
     fails(lambda: encode_images(data, Identity(), tmp_path, batch_size=0), "^batch_size=0 must be at least 1")
     fails(lambda: encode_images(data, Identity(), tmp_path, shard_size=0), "^shard_size=0")
     fails(
-        lambda: encode_images(data, Identity(), tmp_path, rank=2, world=2), r"^rank=2 must lie in 0 \.\.\. 1"
+        lambda: encode_images(data, Identity(), tmp_path, rank=2, world=2), r"^rank=2 must be in 0 \.\.\. 1"
     )
     fails(lambda: encode_images(data, Identity(), tmp_path, dtype="float31"), "did you mean 'float32'")
     tokenizer = Identity()
     tokenizer.factor = 3
     fails(lambda: encode_images(data, tokenizer, tmp_path), "^images are 4x4 pixels: .* multiple of 3")
     assert list(tmp_path.iterdir()) == []
-    fails(lambda: LatentCache(tmp_path), "holds no latent cache: make one with driftgen encode")
+    fails(lambda: LatentCache(tmp_path), "holds no latent cache: create one with driftgen encode")
     fails(lambda: LatentCache(tmp_path / "none"), "holds no latent cache")
     index = tmp_path / "cache.json"
     index.write_text("{")
@@ -216,7 +217,7 @@ def test_wrong_input(tmp_path):
     )
     fails(lambda: encode_images(data, Identity(), tmp_path), "cache.json cannot be read")
     index.write_text("[]")
-    fails(lambda: LatentCache(tmp_path), "is not that of a latent cache")
+    fails(lambda: LatentCache(tmp_path), "is not the index of a latent cache")
     index.unlink()
     encode_images(data, Identity(), tmp_path)
     record = json.loads(index.read_text())
@@ -228,11 +229,11 @@ def test_wrong_input(tmp_path):
     fails(lambda: encode_images(data, Identity(), tmp_path), "cache.json is damaged")
 
 
-def test_a_shard_that_goes_while_it_is_used(tmp_path):
+def test_a_shard_that_disappears_during_use(tmp_path):
     encode_images(Images(), Identity(), tmp_path, shard_size=5)
     cache = LatentCache(tmp_path)
     with safe_open(tmp_path / SHARDS[0], framework="pt") as shard:
         assert set(shard.keys()) == {"latents", "labels"}
     (tmp_path / SHARDS[3]).unlink()
     assert len(cache.load(torch.arange(5), 0)) == 5
-    fails(lambda: cache.load(torch.arange(23), 0), f"{SHARDS[3]} cannot be read any more")
+    fails(lambda: cache.load(torch.arange(23), 0), f"{SHARDS[3]} can no longer be read")

@@ -1,4 +1,4 @@
-"""Encoding that is stopped, shared by processes or out of disk, and reading within little memory."""
+"""Interrupted and distributed encoding, a full disk, and the memory use of reading."""
 
 import json
 import os
@@ -10,15 +10,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from driftgen.data.latents import LatentCache, encode_images
+from driftgen.data.latent_encoding import encode_images
+from driftgen.data.latents import LatentCache
 from driftgen.tokenizers import Identity
 from tests.support.helpers import child, fails
 from tests.support.latent_images import SHARDS, Images, names
 
-# --- stopped and started again ----------------------------------------------------------------------------
+# --- resuming ---------------------------------------------------------------------------------------------
 
 
-def test_finished_shards_are_not_encoded_again(tmp_path):
+def test_complete_shards_are_not_encoded_again(tmp_path):
     class Failing(Identity):
         calls = 0
 
@@ -32,18 +33,18 @@ def test_finished_shards_are_not_encoded_again(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         encode_images(data, Failing(), tmp_path, batch_size=2, shard_size=5)
     assert names(tmp_path) == SHARDS[:1]
-    fails(lambda: LatentCache(tmp_path), "is a latent cache that is not finished: run driftgen encode again")
+    fails(lambda: LatentCache(tmp_path), "is an incomplete latent cache: run driftgen encode again")
     data.loaded.clear()
     steps = []
     options = {"batch_size": 2, "shard_size": 5}
     encode_images(data, Identity(), tmp_path, on_step=lambda *step: steps.append(step), **options)
-    probe = 16  # looked at to know whose cache it is
+    probe = 16  # images loaded to identify the dataset
     assert data.loaded[probe:] == list(range(5, 23))
     assert steps[0] == (5, 23)
     data.loaded.clear()
     encode_images(data, Identity(), tmp_path, **options)
     assert data.loaded[probe:] == []
-    # Cut short, or gone: only that one is done again.
+    # Only a truncated or missing shard is encoded again.
     whole = (tmp_path / SHARDS[2]).read_bytes()
     for cut in (whole[: len(whole) // 2], b"", None):
         if cut is None:
@@ -58,14 +59,14 @@ def test_finished_shards_are_not_encoded_again(tmp_path):
     assert len(LatentCache(tmp_path).labels) == 23
 
 
-def test_each_process_takes_its_share(tmp_path):
+def test_each_process_encodes_its_shards(tmp_path):
     data = Images()
     assert encode_images(data, Identity(), tmp_path, shard_size=5, rank=1, world=2) == 3
     assert names(tmp_path) == [SHARDS[1], SHARDS[3]]
     assert encode_images(data, Identity(), tmp_path, shard_size=5, rank=1, world=2) == 3
     assert encode_images(data, Identity(), tmp_path, shard_size=5, rank=0, world=2) == 0
     assert "cache.json" in names(tmp_path)
-    # More processes than shards, and another number of them than before.
+    # More processes than shards, and a different number of processes than before.
     (tmp_path / "cache.json").unlink()
     assert encode_images(data, Identity(), tmp_path, shard_size=5, rank=8, world=9) == 0
     alone = tmp_path / "alone"
@@ -77,7 +78,7 @@ def test_each_process_takes_its_share(tmp_path):
 TOGETHER = """
 import json, os, sys, time
 from tests.support.latent_images import Images
-from driftgen.data.latents import encode_images
+from driftgen.data.latent_encoding import encode_images
 from driftgen.tokenizers import Identity
 
 class Slow(Identity):
@@ -89,7 +90,7 @@ def work(name, rank, world):
     data = Images(60)
     folder = os.path.join(sys.argv[1], name)
     encode_images(data, Slow(), folder, batch_size=2, shard_size=4, rank=rank, world=world)
-    return len(data.loaded) - 16  # those that tell whose cache it is
+    return len(data.loaded) - 16  # without those that identify the dataset
 
 workers = []
 for share in json.loads(sys.argv[2]):
@@ -102,8 +103,8 @@ print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) for number
 """
 
 
-def test_processes_at_once_and_killed(tmp_path):
-    """Two with a share each, of which one is killed on the way, and two that both would do all."""
+def test_concurrent_and_killed_processes(tmp_path):
+    """Two ranks of which one is killed, and two processes of the same rank."""
     data = Images(60)
     encode_images(data, Identity(), tmp_path / "want", batch_size=2, shard_size=4)
     jobs = [("shares", 0, 2), ("shares", 1, 2), ("same", 0, 1), ("same", 0, 1)]
@@ -117,9 +118,9 @@ def test_processes_at_once_and_killed(tmp_path):
     codes = json.loads(process.stdout.readline())
     process.communicate()
     assert codes[:2] == [32, -signal.SIGKILL]
-    fails(lambda: LatentCache(shares), "not finished")
+    fails(lambda: LatentCache(shares), "incomplete")
     assert encode_images(data, Identity(), shares, batch_size=2, shard_size=4) == 0
-    # Nothing was done twice: they got out of each other's way.
+    # The locks kept the processes from encoding a shard twice.
     assert sum(codes[2:]) == 60
     assert min(codes[2:]) > 0
     for folder in (shares, same):
@@ -132,7 +133,7 @@ def test_a_full_disk(tmp_path):
     code = """
 import sys, resource
 from tests.support.latent_images import Images
-from driftgen.data.latents import encode_images
+from driftgen.data.latent_encoding import encode_images
 from driftgen.tokenizers import Identity
 encode_images(Images(40, side=8), Identity(), sys.argv[1], shard_size=10, rank=0, world=2)
 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
@@ -145,7 +146,7 @@ except ValueError as error:
     line = process.communicate()[0]
     assert line.startswith(f"InputError {tmp_path / SHARDS[1]} could not be written (")
     assert "File too large" in line
-    assert line.endswith("make room and start again, finished shards stay\n")
+    assert line.endswith("free disk space, then run the same command to resume\n")
     assert names(tmp_path) == [SHARDS[0], SHARDS[2]]
     assert encode_images(Images(40, side=8), Identity(), tmp_path, shard_size=10) == 0
 
@@ -154,9 +155,7 @@ except ValueError as error:
 
 
 def test_memory_does_not_grow_with_the_cache(tmp_path):
-    """A cache of 400 MB in shards of 16 MB, read all over: no more of the process's own memory than a few
-    shards, nor of mapped files at the end of a call.
-    """
+    """Random reads from 400 MB in shards of 16 MB use the memory of a few shards and leave no file mapped."""
     n, size, shape = 12_800, 512, (4, 32, 32)
     first = encode_images(Images(size, side=4), Identity(), tmp_path / "small", shard_size=size)
     assert first == 0

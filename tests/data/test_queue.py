@@ -22,7 +22,7 @@ def push_golden(queue, upto=5):
 
 
 @pytest.mark.parametrize("pushes", range(1, 6))
-def test_contents_are_those_of_the_release(pushes):
+def test_contents_match_the_release(pushes):
     queue = SampleQueue(4, 3, (2, 2))
     push_golden(queue, pushes)
     for name, value in (("bank", queue.bank), ("ptr", queue.pointer), ("count", queue.count)):
@@ -57,7 +57,7 @@ def test_draw_is_without_replacement_and_of_the_right_class():
     assert not torch.equal(drawn, queue.draw(torch.tensor([2, 0, 2]), 20, generator(1)))
 
 
-def test_a_short_queue_gives_all_before_it_repeats():
+def test_a_short_queue_is_exhausted_before_it_repeats():
     queue = SampleQueue(4, 3, (2, 2))
     push_golden(queue, 3)  # counts 3, 2, 1, 0
     drawn = queue.slots(torch.tensor([0, 1, 2]), 7, generator())
@@ -84,18 +84,18 @@ def test_an_empty_class_is_an_error_not_zeros():
         (torch.zeros(1, 2), torch.tensor([0.0]), "integers"),
     ],
 )
-def test_wrong_pushes_are_told(samples, labels, message):
+def test_wrong_pushes_are_errors(samples, labels, message):
     with pytest.raises(InputError, match=message) as error:
         SampleQueue(2, 3, (2,)).push(samples, labels)
     assert "\n" not in str(error.value)
 
 
-def test_state_goes_into_another_queue():
+def test_state_loads_into_another_queue():
     queue, other = SampleQueue(4, 3, (2, 2)), SampleQueue(4, 3, (2, 2))
     push_golden(queue, 3)
     other.load_state_dict(queue.state_dict())
     queue.push(torch.ones(1, 2, 2), torch.tensor([0]))
-    assert not torch.equal(queue.bank, other.bank)  # a copy, not a share
+    assert not torch.equal(queue.bank, other.bank)  # a copy, not shared memory
     other.push(torch.ones(1, 2, 2), torch.tensor([0]))
     for a, b in zip(queue.state_dict().values(), other.state_dict().values(), strict=True):
         assert torch.equal(a, b)
@@ -115,7 +115,7 @@ def test_rows_repeat_as_little_as_possible(sizes, n, seed):
             assert counts.max() - counts.min() <= 1
 
 
-@pytest.mark.parametrize("size", [5, 12])  # ordered by keys; first different ones of a sequence
+@pytest.mark.parametrize("size", [5, 12])  # one size per algorithm: random keys, first distinct integers
 def test_rows_are_uniform_in_value_and_order(size):
     n, times = 4, 40_000
     rows = draw_rows(torch.full((times,), size), n, generator()) if size >= 2 * n else None

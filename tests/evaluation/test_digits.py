@@ -9,7 +9,7 @@ LABELS = torch.arange(200) % 10
 
 
 def failed(figures):
-    """The bars that are missed."""
+    """Return the targets that are missed."""
     return {
         name
         for name, bar in BARS.items()
@@ -21,7 +21,7 @@ def test_held_out_digits_pass_every_bar():
     images, labels = digits("heldout")
     figures = evaluate_digits(images, labels)
     assert failed(figures) == set()
-    assert figures["classifier"] == figures["recognised"] > 0.98
+    assert figures["classifier"] == figures["recognized"] > 0.98
     assert 0.95 < figures["spread"] < 1.05
     assert (
         figures["precision_heldout"] == figures["recall_heldout"] == 1 > figures["precision_training"] > 0.85
@@ -36,27 +36,27 @@ def test_a_run_collapsed_onto_class_means_misses_recall_and_spread():
     samples = means[LABELS] + 0.05 * torch.randn(200, 1, 8, 8, generator=generator)
     figures = evaluate_digits(samples, LABELS)
     assert failed(figures) == {"recall_heldout", "recall_training", "spread"}
-    assert figures["recognised"] == figures["precision_heldout"] == 1
+    assert figures["recognized"] == figures["precision_heldout"] == 1
 
 
-def test_memorised_digits_are_copies():
+def test_memorized_digits_are_copies():
     images, labels = digits("train")
     figures = evaluate_digits(images[::2], labels[::2])
     assert failed(figures) == {"copied"}
     assert figures["copied"] == 1
 
 
-def test_wrong_labels_are_not_recognised():
+def test_wrong_labels_are_not_recognized():
     images, labels = digits("heldout")
     figures = evaluate_digits(images, (labels + 1) % 10)
-    assert figures["recognised"] < 0.05
-    assert figures["precision_heldout"] == 1  # knows no labels
+    assert figures["recognized"] < 0.05
+    assert figures["precision_heldout"] == 1  # does not depend on labels
 
 
-def test_noise_is_neither_precise_nor_recognised():
+def test_noise_is_neither_precise_nor_recognized():
     samples = torch.rand(200, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
     figures = evaluate_digits(samples, LABELS)
-    assert {"recognised", "precision_heldout", "precision_training", "recall_heldout"} <= failed(figures)
+    assert {"recognized", "precision_heldout", "precision_training", "recall_heldout"} <= failed(figures)
 
 
 def test_one_collapsed_class_shows():
@@ -67,7 +67,7 @@ def test_one_collapsed_class_shows():
     assert figures["least_spread"] == pytest.approx(0, abs=1e-6)
 
 
-def test_what_is_seen_is_evaluated():
+def test_samples_are_clipped_before_evaluation():
     images, labels = digits("heldout")
     assert evaluate_digits(images + images.sign() * (images.abs() == 1), labels) == evaluate_digits(
         images, labels
@@ -81,7 +81,7 @@ def test_spread_is_the_mean_distance_between_two():
     assert spread[1:].isnan().all()
 
 
-def test_the_classifier_is_always_the_same():
+def test_the_classifier_is_deterministic():
     images, labels = digits("train")
     heldout, _ = digits("heldout")
     first = DigitClassifier(images, labels)(heldout)
@@ -95,8 +95,8 @@ def test_the_classifier_is_always_the_same():
     [
         (torch.zeros(20, 8, 8), LABELS[:20], "samples has shape [20, 8, 8], expected [n, 1, 8, 8]"),
         (torch.zeros(20, 1, 8, 8), LABELS[:19], "labels has shape [19], expected [20]"),
-        (torch.zeros(20, 1, 8, 8), LABELS[:20] + 1, "labels must lie in 0 to 9"),
-        (torch.zeros(11, 1, 8, 8), LABELS[:11], "labels has 1 of digit 1: give at least 2 of each"),
+        (torch.zeros(20, 1, 8, 8), LABELS[:20] + 1, "labels are 1 ... 10, expected 0 ... 9"),
+        (torch.zeros(11, 1, 8, 8), LABELS[:11], "labels holds 1 of digit 1: give at least 2 of each"),
         (torch.zeros(20, 1, 8, 8) / 0, LABELS[:20], "samples holds NaN"),
     ],
 )

@@ -25,7 +25,7 @@ def random(n, d=5, seed=0):
 
 @pytest.mark.parametrize("case", ["pr_a", "pr_b"])
 @pytest.mark.parametrize("chunk", [7, 4096])
-def test_the_release_finds_the_same(case, chunk):
+def test_matches_the_release(case, chunk):
     real, fake = golden(case, "real"), golden(case, "fake")
     found = precision_recall(real, fake, chunk=chunk)
     assert found.precision == float(golden(case, "precision"))
@@ -34,20 +34,20 @@ def test_the_release_finds_the_same(case, chunk):
         torch.testing.assert_close(manifold_radii(rows, chunk=chunk), golden(case, key), rtol=1e-5, atol=1e-5)
 
 
-def test_the_radius_is_that_of_the_kth_other_sample():
+def test_the_radius_is_the_distance_to_the_kth_other_sample():
     line = torch.tensor([[0.0], [1.0], [3.0], [7.0]])
     assert manifold_radii(line, k=1).tolist() == [1, 1, 4, 16]
     assert manifold_radii(line, k=2).tolist() == [9, 4, 9, 36]
 
 
-def test_precision_and_recall_are_each_others_reverse():
+def test_precision_and_recall_swap_with_the_sets():
     real, generated = random(60), 0.7 * random(40, seed=1) + 0.3
     there, back = precision_recall(real, generated), precision_recall(generated, real)
     assert there == (back.recall, back.precision)
     assert there.precision != there.recall
 
 
-def test_collapse_shows_in_the_recall_alone():
+def test_collapse_lowers_only_the_recall():
     real = random(200)
     collapsed = 0.05 * random(100, seed=1)
     found = precision_recall(real, collapsed)
@@ -58,12 +58,12 @@ def test_collapse_shows_in_the_recall_alone():
 
 
 def test_near_samples_far_from_the_origin():
-    """Squared distances are differences of large numbers here."""
+    """Squared distances are differences of large numbers for such samples."""
     real, generated = random(60).double(), random(40, seed=1).double()
     assert precision_recall(real + 1e4, generated + 1e4) == precision_recall(real, generated)
 
 
-def test_no_more_rows_at_a_time_than_asked(monkeypatch):
+def test_chunks_bound_the_rows_in_memory(monkeypatch):
     sizes = []
 
     def watched(x, y):
@@ -121,7 +121,7 @@ def test_copies_are_counted_and_fresh_samples_are_not():
 
 
 def test_wrong_neighbors():
-    with pytest.raises(dg.InputError, match=r"quantile=1\.5 must lie between 0 and 1"):
+    with pytest.raises(dg.InputError, match=r"quantile=1\.5 must be between 0 and 1"):
         copied_share(random(4), random(4), random(4), quantile=1.5)
     with pytest.raises(dg.InputError, match="x has 4 features, training 5"):
         nearest_neighbors(random(4, 4), random(4))

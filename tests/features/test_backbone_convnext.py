@@ -1,4 +1,4 @@
-"""The released ConvNeXt-V2 against golden values: features, gradients, artifact, switches, number types."""
+"""The released ConvNeXt-V2 against golden values: features, gradients, artifact, switches, dtypes."""
 
 import json
 
@@ -33,7 +33,7 @@ def golden_input(case):
 
 
 def deviation(key, got):
-    """Largest deviation from a stored array or its stored summary, and the largest value in it."""
+    """Return the largest deviation from a stored array or its summary, and the largest stored value."""
     got = got.detach().double().numpy()
     if key in GOLDEN:
         assert got.shape == GOLDEN[key].shape
@@ -49,7 +49,7 @@ def deviation(key, got):
 
 @pytest.mark.parametrize("case", CASES)
 def test_convnext_golden(case):
-    """1e-5 on every feature (maps reach 4); 5e-6 of the largest entry on the gradient."""
+    """Features agree to 5e-6 (maps reach 4), gradients to 5e-6 of the largest entry."""
     model, x = golden_model(), golden_input(case).requires_grad_()
     features = model.features(x)
     stored = (NOTE["activation_fn"] if case == "activation_fn" else NOTE["inputs"][case])["activations"]
@@ -64,7 +64,7 @@ def test_convnext_golden(case):
     for name, feature in features.items():
         off, _ = deviation(f"{case}/act/{name}", feature.contiguous())
         assert off <= 5e-6, f"{name}: {off:.1e}"
-    # The LayerNorm's eps shows only here: 1e-12 would be 1.4e-6 off.
+    # Only this check is sensitive to the LayerNorm's eps: 1e-12 would deviate by 1.4e-6.
     assert deviation(f"{case}/act/global_mean", features["global_mean"])[0] <= 1e-6
     if case == "activation_fn":
         return
@@ -73,7 +73,7 @@ def test_convnext_golden(case):
     pooled = features["global_mean"][:, 0]
     assert deviation(f"{case}/pooled_forward_features", pooled)[0] <= 1e-6
     sum(f.square().mean() for f in features.values()).backward()
-    # The golden's gradient is to ((x + 1) / 2 - mean) / std.
+    # The golden gradient is with respect to ((x + 1) / 2 - mean) / std.
     gradient = (x.grad * 2 * STD[:, None, None]).permute(0, 2, 3, 1).contiguous()
     off, largest = deviation(f"{case}/grad_x", gradient)
     assert off <= 5e-6 * largest, f"{off:.1e} where values reach {largest:.1e}"
@@ -92,7 +92,7 @@ def test_convnext_artifact_round_trip():
     assert sorted(names.values()) == sorted(state)
     for name, tensor in parameters.items():
         assert torch.equal(to_theirs(name, state[names[name]]), tensor), name
-    # assign=True into a model on "meta" leaves nothing behind there, and nothing trainable.
+    # assign=True leaves no parameter on the meta device, and none that requires a gradient.
     assert {p.device.type for p in model.parameters()} == {"cpu"}
     assert not any(p.requires_grad for p in model.parameters())
 
@@ -113,7 +113,7 @@ def test_convnext_with_and_without_its_head(classes):
 
 
 def test_convnext_full_size():
-    """The released encoder's shape; 1039 vectors an image."""
+    """The shape of the released encoder has 1039 vectors per image."""
     with torch.device("meta"):
         model = Backbone.from_convnext((3, 3, 27, 3), (128, 256, 512, 1024))
         features = model.features(torch.empty(2, 3, 256, 256))
@@ -139,7 +139,7 @@ def test_convnext_switches():
 
 
 def test_equal_channels_have_a_gradient():
-    """The standard deviation over equal channels is 0: the gradient must not be NaN."""
+    """Equal channels have a standard deviation of 0; the gradient must not be NaN."""
     model = golden_model()
     with torch.no_grad():
         for parameter in model.parameters():

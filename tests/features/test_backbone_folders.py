@@ -1,4 +1,4 @@
-"""Backbones from folders of transformers: the same maps, the folder's normalisation, damaged folders."""
+"""Backbones from transformers folders: maps, normalization, damaged folders."""
 
 import importlib
 import json
@@ -12,7 +12,7 @@ from driftgen.errors import InputError
 from driftgen.features.backbones import Backbone
 from tests.support.backbone_networks import (
     Evil,
-    normalised,
+    normalized,
     tiny_convnext,
     tiny_dinov2,
     tiny_resnet,
@@ -31,7 +31,7 @@ def test_convnext_folder(tmp_path):
     assert torch.equal(model.model.layernorm.weight, whole.convnextv2.layernorm.weight)
     assert (model.model.layernorm.weight - 1).abs().max() > 0.1
     with torch.no_grad():
-        want = whole.convnextv2(normalised(x), output_hidden_states=True)
+        want = whole.convnextv2(normalized(x), output_hidden_states=True)
     assert torch.allclose(features["global_mean"][:, 0], want.pooler_output, atol=1e-4)
     y = want.hidden_states[2]
     y = (y - y.mean(1, keepdim=True)) / (y.std(1, keepdim=True, correction=0) + 1e-3)
@@ -45,7 +45,7 @@ def test_resnet_folder(tmp_path):
     maps = model.encode(x)
     assert list(maps) == ["layer1", "layer2", "layer3", "layer4", "layer2_blk2", "layer3_blk2", "layer3_blk4"]
     with torch.no_grad():
-        want = whole.resnet(normalised(x), output_hidden_states=True).hidden_states
+        want = whole.resnet(normalized(x), output_hidden_states=True).hidden_states
     for i in range(1, 5):
         assert torch.allclose(maps[f"layer{i}"], want[i], atol=1e-5)
     assert torch.equal(maps["layer2_blk2"], maps["layer2"])
@@ -65,10 +65,10 @@ def test_dinov2_folder(tmp_path):
     assert {name: m.shape for name, m in maps.items()} == {f"stage{i}": (2, 16, 4, 4) for i in (2, 4, 6, 8)}
     assert len(model.features(x)) == 4 * 7
     with torch.no_grad():
-        small = F.interpolate(normalised(x), size=(56, 56), mode="bilinear", antialias=True)
+        small = F.interpolate(normalized(x), size=(56, 56), mode="bilinear", antialias=True)
         want = whole(small).last_hidden_state[:, 1:]
     assert torch.allclose(maps["stage8"].flatten(2).mT, want, atol=1e-5)
-    # Kept sizes become the nearest multiple of the patch: 66 x 40 pixels are 5 x 3 patches of 14.
+    # size=None rounds to a multiple of the patch size: 66 x 40 pixels become 5 x 3 patches of 14.
     chosen = Backbone(tmp_path, size=None, stages=["stage8", "stage1"]).encode(x)
     assert {name: m.shape for name, m in chosen.items()} == {
         "stage1": (2, 16, 5, 3),
@@ -77,7 +77,7 @@ def test_dinov2_folder(tmp_path):
 
 
 def test_other_backbones(tmp_path):
-    """Anything that AutoBackbone knows; Swin's backbone has norms that no trained network has."""
+    """AutoBackbone supports more networks; Swin's backbone adds norms that trained weights lack."""
     config = transformers.SwinConfig(
         image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=4
     )
@@ -86,13 +86,13 @@ def test_other_backbones(tmp_path):
     assert {name: m.shape for name, m in maps.items()} == {"stage1": (1, 8, 8, 8), "stage2": (1, 16, 4, 4)}
 
 
-def test_a_model_of_transformers():
+def test_a_transformers_model():
     config = transformers.ConvNextConfig(depths=[1, 1], hidden_sizes=[8, 16], num_stages=2)
     model = Backbone(transformers.ConvNextBackbone(config), size=32)
     assert list(model.encode(torch.rand(1, 1, 32, 32))) == ["stage2"]
 
 
-def test_normalisation_of_the_folder(tmp_path):
+def test_normalization_of_the_folder(tmp_path):
     tiny_resnet().save_pretrained(tmp_path)
     record, path = {}, tmp_path / "preprocessor_config.json"
     x = torch.rand(1, 3, 16, 16) * 2 - 1
@@ -101,7 +101,7 @@ def test_normalisation_of_the_folder(tmp_path):
         path.write_text(json.dumps(record | options))
         return Backbone(tmp_path, size=None).preprocess(x)
 
-    assert torch.allclose(seen(), normalised(x), atol=1e-6)
+    assert torch.allclose(seen(), normalized(x), atol=1e-6)
     halves = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     assert torch.allclose(seen(**halves), x, atol=1e-6)
     assert torch.allclose(seen(**halves, do_normalize=False), (x + 1) / 2, atol=1e-6)
@@ -126,7 +126,7 @@ def test_wrong_folders(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text('{"model_type": "no_such_network"}')
     fails(lambda: Backbone(tmp_path), "cannot be read as a backbone")
     (tmp_path / "config.json").write_text('{"model_type": "vit"}')
-    fails(lambda: Backbone(tmp_path), "a vit is no backbone of transformers")
+    fails(lambda: Backbone(tmp_path), "vit is not a transformers backbone")
     monkeypatch.setattr(importlib.import_module("huggingface_hub.constants"), "HF_HUB_OFFLINE", True)
     fails(
         lambda: Backbone("driftgen-test/no-such-model"),
@@ -151,7 +151,7 @@ def test_damaged_folders(make, tmp_path):
 
 
 def test_folder_of_pickled_weights(tmp_path, capsys):
-    """Older folders hold pytorch_model.bin: its tensors are read, and nothing in it is executed."""
+    """Tensors of pytorch_model.bin in older folders are loaded without executing code."""
     tiny_convnext().save_pretrained(tmp_path)
     x = torch.rand(1, 3, 32, 32)
     want = Backbone(tmp_path, size=32)(x)
@@ -169,9 +169,10 @@ def test_wrong_stages(tmp_path):
     tiny_dinov2().save_pretrained(tmp_path)
     tiny_resnet().save_pretrained(tmp_path / "resnet")
     fails(
-        lambda: Backbone(tmp_path / "resnet", stages=["stage1"]), r"stages=\['stage1'\] is not for a resnet"
+        lambda: Backbone(tmp_path / "resnet", stages=["stage1"]),
+        r"\['stage1'\] does not apply to resnet",
     )
-    fails(lambda: Backbone(tmp_path, stages=["stage9"]), r"stages=\['stage9'\] must be some of stage1, ")
+    fails(lambda: Backbone(tmp_path, stages=["stage9"]), r"stages=\['stage9'\] must be chosen from stage1, ")
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_channels": 1}))
-    fails(lambda: Backbone(tmp_path), "cannot be read|only 3 are supported")
+    fails(lambda: Backbone(tmp_path), "cannot be read|use a network for 3 channels")

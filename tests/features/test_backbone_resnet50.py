@@ -7,12 +7,12 @@ from safetensors.torch import save_file
 
 from driftgen.features.backbones import Backbone
 from driftgen.features.resnet50_checkpoints import read_resnet50
-from tests.support.backbone_networks import DEPTHS, WIDTH, Evil, normalised, torchvision_state
+from tests.support.backbone_networks import DEPTHS, WIDTH, Evil, normalized, torchvision_state
 from tests.support.helpers import fails
 
 
 def torchvision_maps(state, x):
-    """torchvision's ResNet-50 (stride on the 3x3 convolution), written out."""
+    """Reference implementation of torchvision's ResNet-50 (stride on the 3x3 convolution)."""
 
     def unit(x, convolution, norm, stride=1):
         weight = state[f"{convolution}.weight"]
@@ -38,7 +38,7 @@ def torchvision_maps(state, x):
 
 
 def simclr_v2_name(name):
-    """The name in Separius/SimCLRv2-Pytorch of a tensor of torchvision."""
+    """Return the name in Separius/SimCLRv2-Pytorch of a torchvision tensor."""
     if name.startswith("fc."):
         return name
     *place, leaf = name.split(".")
@@ -53,7 +53,7 @@ def simclr_v2_name(name):
 
 
 def published(layout, path):
-    """Writes the same network in a published layout; gives the options to read it with."""
+    """Write the same network in a published layout; return the options for reading it."""
     state = torchvision_state()
     classifier = {"fc.weight": torch.randn(10, 8 * 4 * WIDTH), "fc.bias": torch.randn(10)}
     if layout == "torchvision":
@@ -91,14 +91,14 @@ def test_resnet50_layouts(layout, tmp_path):
     model = Backbone.resnet50(path, **published(layout, path), size=64)
     x = torch.rand(2, 3, 64, 64) * 2 - 1
     maps = model.encode(x)
-    want = torchvision_maps(torchvision_state(), (x + 1) / 2 if "simclr" in layout else normalised(x))
+    want = torchvision_maps(torchvision_state(), (x + 1) / 2 if "simclr" in layout else normalized(x))
     assert set(maps) == set(want)
     assert list(maps)[:5] == ["layer1", "layer2", "layer3", "layer4", "layer1_blk2"]
     for name, feature_map in maps.items():
         assert 0.5 < want[name].abs().max() < 10
         assert (feature_map - want[name]).abs().max() <= 1e-5, name
     assert maps["layer4"].shape == (2, 32 * WIDTH, 2, 2)
-    # The recognised layout and the named one are the same.
+    # Detecting the layout and naming it give the same network.
     named = Backbone.resnet50(path, layout=layout.split()[0], size=64).encode(x)
     assert all(torch.equal(named[name], feature_map) for name, feature_map in maps.items())
 
@@ -117,15 +117,15 @@ def test_resnet50_safetensors_and_options(tmp_path):
     assert read_resnet50(path)[1] == "moco"
 
 
-def test_resnet50_is_one(tmp_path):
-    """At the published width: as many parameters as torchvision's without its classifier."""
+def test_resnet50_has_the_published_size(tmp_path):
+    """At the published width it has as many parameters as torchvision's without the classifier."""
     torch.save(torchvision_state(64), tmp_path / "resnet50.pth")
     model = Backbone.resnet50(tmp_path / "resnet50.pth")
     assert sum(p.numel() for p in model.parameters()) == 23_508_032
     features = model.to("meta").features(torch.empty(1, 1, 32, 32, device="meta"))
     assert features["layer4"].shape == (1, 49, 2048)
     assert features["layer1_blk2"].shape == (1, 56 * 56, 256)
-    # 11 maps; 14x14 (layer3, its blocks 2, 4, 6) has no patches of 4, 7x7 (layer4, its block 2) none at all.
+    # 11 maps. 4 does not divide 14 (layer3, its blocks 2, 4, 6); 7 (layer4, its block 2) has no patches.
     assert len(features) == 5 * 7 + 4 * 5 + 2 * 3
 
 
@@ -138,19 +138,19 @@ def test_wrong_weight_files(tmp_path, capsys):
 
     fails(lambda: Backbone.resnet50(tmp_path / "none.pth"), "none.pth does not exist")
     fails(lambda: Backbone.resnet50(path, layout="mocco"), "layout='mocco' is not known: did you mean 'moco'")
-    wrong({"state_dict": state}, "say layout='simclr' or layout='torchvision'")
+    wrong({"state_dict": state}, "set layout='simclr' or layout='torchvision'")
     wrong(state | {"layer5.weight": torch.ones(1)}, "layout 'torchvision'; unknown: layer5.weight$")
     lost = {n: t for n, t in state.items() if n not in ("bn1.bias", "layer4.2.conv3.weight")}
     wrong(lost, "layout 'torchvision'; missing: bn1.bias, layer4.2.conv3.weight$")
     wrong(state, "layout 'moco'; unknown: .* more; missing: module.encoder_q.conv1.weight", layout="moco")
-    wrong({"encoder.0": torch.ones(1)}, "is no ResNet-50 of a known layout .*: it holds encoder.0 ...")
+    wrong({"encoder.0": torch.ones(1)}, "is not a ResNet-50 of a known layout .*: it holds encoder.0 ...")
     wrong(
         state | {"layer1.0.conv2.weight": torch.ones(4, 4, 1, 1)},
         r"has shape \[4, 4, 1, 1\], expected \[4, 4, 3, 3\]",
     )
-    wrong(state | {"bn1.bias": 3}, "bn1.bias is no tensor but int")
-    wrong([1, 2], "holds no state_dict but a list")
-    wrong({"state_dict": Evil()}, "it is not read, because that would execute code")
+    wrong(state | {"bn1.bias": 3}, "bn1.bias is of type int, expected a tensor")
+    wrong([1, 2], "holds a list, expected a state_dict")
+    wrong({"state_dict": Evil()}, "it is not loaded, because that would execute code")
     assert capsys.readouterr().out == ""
     for name in ("weights.pth", "weights.safetensors"):
         path = tmp_path / name

@@ -21,7 +21,7 @@ def test_pyramid_values():
 
 
 def test_pyramid_switches():
-    """The paper's study of feature sets: (a,b), (a-c), (a-d)."""
+    """The switches cover the paper's study of feature sets: (a,b), (a-c), (a-d)."""
     maps = {"f": torch.randn(1, 2, 8, 8)}
     assert set(feature_pyramid(maps, patch_sizes=())) == {"f", "f_mean", "f_std"}
     assert set(feature_pyramid(maps, patch_sizes=(2,))) == {"f", "f_mean", "f_std", "f_mean_2", "f_std_2"}

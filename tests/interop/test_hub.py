@@ -93,7 +93,7 @@ def test_a_repository_that_is_not_there(tmp_path):
     )
     with hub_server({}) as address:
         line = run(code, address, tmp_path)
-    assert "nobody/nothing cannot be fetched from the Hugging Face Hub: RepositoryNotFoundError" in line
+    assert "nobody/nothing cannot be downloaded from the Hugging Face Hub: RepositoryNotFoundError" in line
 
 
 def test_names():

@@ -75,9 +75,9 @@ def test_read_metrics(tmp_path):
 # --- the page -------------------------------------------------------------------------------------------
 
 
-def test_a_whole_run(tmp_path):
+def test_a_complete_run(tmp_path):
     evaluation = {
-        "figures": {"recognised <as> their class": 0.99213, "samples": 2000},
+        "figures": {"recognized <as> their class": 0.99213, "samples": 2000},
         "network_calls_per_image": 1,
         "milliseconds_per_image": 0.4123,
     }
@@ -116,9 +116,9 @@ def test_a_whole_run(tmp_path):
     ]
     assert "<h2>Samples at step 900</h2>" in html
     assert html.count("data:image/png;base64,") == 7 + 6 + 1
-    assert not re.search(r"(src|href)=\"(?!data:)", html)  # nothing is fetched from anywhere
+    assert not re.search(r"(src|href)=\"(?!data:)", html)  # the page is self-contained
     assert "One network call per image, 0.4123 milliseconds." in html
-    assert "<td>recognised &lt;as&gt; their class</td><td>0.9921</td>" in html
+    assert "<td>recognized &lt;as&gt; their class</td><td>0.9921</td>" in html
     assert html.count("step 60: collapsed: &lt;b&gt;") == html.count("collapsed") == 1
     assert "about: &lt;script&gt;" in html
     assert '<section id="toy">' in html
@@ -130,15 +130,15 @@ def test_pretraining(tmp_path):
     rows += [pretrain_row(100) | {"classification": 2.0, "accuracy": 0.5}]
     html = write_report(write_run(tmp_path / "mae", rows, {"header": {"task": "pretrain"}})).read_text()
     assert "a masked autoencoder" in html
-    assert curves(html)[:3] == ["Reconstruction error", "Classification loss", "Accuracy of the classifier"]
+    assert curves(html)[:3] == ["Reconstruction error", "Classification loss", "Classifier accuracy"]
     assert "Flat by design" not in html
 
 
-def test_little_or_damaged_material(tmp_path):
-    assert "No step is on record yet" in write_report(_empty(tmp_path / "empty")).read_text()
+def test_missing_or_damaged_files(tmp_path):
+    assert "No steps have been recorded yet" in write_report(_empty(tmp_path / "empty")).read_text()
     html = write_report(write_run(tmp_path / "one", [train_row(10)], header=None, samples=[10])).read_text()
     assert "Raw drift per temperature" in curves(html)
-    assert "How samples came about" not in html
+    assert "Samples during training" not in html
     odd = [train_row(10), {"step": 20, "loss": math.nan, "drift": [], "spread": None}, {"step": 30}]
     folder = write_run(tmp_path / "odd", odd, samples=[10, 20], evaluation_json='{"figures": [1]}')
     last = folder / "samples" / "step-0000020.png"
@@ -148,7 +148,7 @@ def test_little_or_damaged_material(tmp_path):
     assert "<figcaption>step 20</figcaption>" not in html
     assert "<h2>Samples at step 10</h2>" in html
     assert "<h2>Evaluation</h2>" not in html
-    with pytest.raises(dg.InputError, match="is no folder: name that of a run"):
+    with pytest.raises(dg.InputError, match="is not a folder: give the folder of a run"):
         write_report(tmp_path / "nowhere")
 
 
@@ -185,7 +185,7 @@ def test_the_view_fits_80_columns():
     assert "! step 500: collapsed: the samples" in shown
 
 
-def test_a_terminal_is_redrawn_and_left_in_order():
+def test_a_terminal_is_redrawn_and_restored():
     console = terminal()
     with LiveView("mae", 100, console=console) as view:
         view.update(pretrain_row(10))
@@ -196,7 +196,7 @@ def test_a_terminal_is_redrawn_and_left_in_order():
     assert "saved [bold]step[/bold] 10" in text
 
 
-def test_plain_lines_where_nobody_watches():
+def test_plain_lines_without_a_terminal():
     console = Console(file=io.StringIO(), width=40)
     with LiveView("digits", 1000, TEMPERATURES, every=3, console=console) as view:
         for step in range(1, 6):
@@ -214,7 +214,7 @@ def test_plain_lines_where_nobody_watches():
     assert not re.search(r"[\x00-\x08\x0b-\x1f]", console.file.getvalue())
 
 
-def test_rows_with_holes():
+def test_incomplete_rows():
     console = terminal()
     view = LiveView("x", 10, console=console)
     console.print(view.render())
@@ -228,10 +228,10 @@ def test_long_runs_keep_their_whole_trend():
     view = LiveView("x", 10**5, console=Console(file=io.StringIO()), every=10**6)
     for step in range(1, 5001):
         view.update({"step": step, "loss": float(step)})
-    kept = view._past["loss"]
-    assert len(kept) <= 400
-    assert kept[0] == 1
-    assert kept[-1] > 4900
+    history = view._history["loss"]
+    assert len(history) <= 400
+    assert history[0] == 1
+    assert history[-1] > 4900
 
 
 def test_sparkline():

@@ -1,10 +1,10 @@
-"""Small autoencoders for the tests of tokenizers and latents: of diffusers, and in the layout of TAESD."""
+"""Small autoencoders for tests: diffusers networks, and state dicts in TAESD's layout."""
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-# Latents of 3x5: torch fills 16 numbers at a time, so multiples of 16 would not tell how noise is drawn.
+# Latents of 3x5: torch draws normals 16 at a time, so multiples of 16 would hide the order of the draws.
 X = torch.rand(5, 3, 12, 20, generator=torch.Generator().manual_seed(0)) * 2 - 1
 
 
@@ -17,7 +17,7 @@ def close(a, b, tolerance=1e-5):
 
 
 def kl_network(channels=4, levels=3):
-    """diffusers' AutoencoderKL; each level but one halves the side."""
+    """Build diffusers' AutoencoderKL; every level but one halves the side."""
     diffusers = pytest.importorskip("diffusers")
     torch.manual_seed(0)
     return diffusers.AutoencoderKL(
@@ -42,7 +42,7 @@ def tiny_network():
 
 
 def taesd_states(width=8, latent=6):
-    """The two state dicts of a small network: all kinds of layers, among them a skip and pools."""
+    """Return encoder and decoder state dicts with every kind of layer, including a skip and pools."""
     generator = seeded(1)
 
     def draw(*shape):
@@ -78,7 +78,7 @@ def taesd_states(width=8, latent=6):
 
 
 def taesd_files(folder):
-    """Writes both state dicts, as a pickle and as safetensors; gives their paths."""
+    """Write the encoder as a pickle and the decoder as safetensors; return both paths."""
     encoder, decoder = taesd_states()
     torch.save(encoder, folder / "x_encoder.pth")
     save_file(decoder, folder / "x_decoder.safetensors")

@@ -1,4 +1,4 @@
-"""Small networks for the tests of backbones: the golden one, some of transformers, one of torchvision."""
+"""Small networks for tests of backbones: the golden one, some of transformers, torchvision weights."""
 
 from pathlib import Path
 
@@ -34,19 +34,19 @@ def golden_model(dtype=torch.float32):
     return model.to(dtype)
 
 
-def normalised(x):
+def normalized(x):
     return ((x + 1) / 2 - MEAN[:, None, None]) / STD[:, None, None]
 
 
 def scramble(model):
-    """Random numbers in every tensor, statistics of batch norms included."""
+    """Randomize every tensor, including the statistics of batch norms."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             if tensor.is_floating_point():
                 noise = torch.randn(tensor.shape, generator=generator)
-                kept = tensor if tensor.ndim > 1 else 0.3 * noise + (1 if "weight" in name else 0)
-                tensor.copy_(noise.abs() + 0.5 if "running_var" in name else kept)
+                value = tensor if tensor.ndim > 1 else 0.3 * noise + (1 if "weight" in name else 0)
+                tensor.copy_(noise.abs() + 0.5 if "running_var" in name else value)
     return model.eval()
 
 
@@ -72,7 +72,7 @@ def tiny_dinov2():
 
 
 def torchvision_state(width=WIDTH):
-    """Random weights under torchvision's names."""
+    """Return random weights under torchvision's names."""
     generator = torch.Generator().manual_seed(7)
     state = {}
 
@@ -81,7 +81,7 @@ def torchvision_state(width=WIDTH):
         state[f"{name}.weight"] = torch.randn(outputs, inputs, kernel, kernel, generator=generator) * scale
 
     def norm(name, channels):
-        # Small at the end of a block, or sixteen of them add up to thousands.
+        # Small at the end of a block, because sixteen residual blocks add up.
         size = 0.1 if name.endswith(("bn3", "downsample.1")) else 1.0
         state[f"{name}.weight"] = size * (0.5 + torch.rand(channels, generator=generator))
         state[f"{name}.bias"] = 0.2 * torch.randn(channels, generator=generator)

@@ -1,4 +1,4 @@
-"""A call that is refused in one line, another Python process and its memory: what many tests use."""
+"""Assert a one-line error, start a Python process, measure peak memory."""
 
 import os
 import subprocess
@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def fails(call, message):
+    """Assert that the call raises an InputError of one line that matches ``message``."""
     with pytest.raises(InputError, match=message) as error:
         call()
     assert "\n" not in str(error.value)
@@ -26,6 +27,6 @@ def child(code, *arguments, **options):
 
 
 def peak():
-    """Most memory that this process has held, in bytes. ``ru_maxrss`` would begin with its parent's."""
+    """Return the peak memory of this process in bytes. ``ru_maxrss`` would include the parent's peak."""
     line = next(row for row in Path("/proc/self/status").read_text().splitlines() if row.startswith("VmHWM"))
     return int(line.split()[1]) * 1024

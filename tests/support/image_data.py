@@ -1,4 +1,4 @@
-"""Images for the tests that open them: random pixels, and what was opened is closed."""
+"""Random images, and a fixture that opens datasets and closes them."""
 
 import numpy as np
 import torch
@@ -23,13 +23,13 @@ def to_bytes(images):
 
 
 def opening():
-    """Opens images, and closes them at the end: for a fixture, opened = pytest.fixture(opening)."""
-    some = []
+    """Yield a function that opens images; close them at the end. Use as opened = pytest.fixture(opening)."""
+    datasets = []
 
     def call(path=None, **options):
-        some.append(open_images(Data(path=None if path is None else str(path), **options)))
-        return some[-1]
+        datasets.append(open_images(Data(path=None if path is None else str(path), **options)))
+        return datasets[-1]
 
     yield call
-    for data in some:
+    for data in datasets:
         data.close()

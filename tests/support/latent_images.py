@@ -1,4 +1,4 @@
-"""Images that can be told apart by their pixels, and the shards that their latents go to."""
+"""Images with distinguishable pixels, and the names of their latent shards."""
 
 import torch
 
@@ -6,7 +6,7 @@ SHARDS = [f"shard-{i:05d}.safetensors" for i in range(5)]
 
 
 class Images:
-    """Real data in memory. Image i is i all over but for its left column, which is i + 1/2."""
+    """Real data in memory. All pixels of image i are i, except for the left column, which is i + 1/2."""
 
     def __init__(self, n=23, side=4, classes=3, names="abcdef"):
         self.shape = (3, side, side)

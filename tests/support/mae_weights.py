@@ -1,13 +1,20 @@
-"""Golden MAE weights by the goldens' recipe, and conversions between layouts."""
+"""Small MAEs, deterministic golden weights, and conversions between layouts."""
 
 import zlib
 
 import numpy as np
 import torch
 
+from driftgen.features import ResNetMAE
+
+
+def small_mae(**options):
+    """Build a small encoder without a decoder."""
+    return ResNetMAE(**{"in_channels": 3, "base_channels": 8, "blocks": (1, 1), "decoder": False} | options)
+
 
 def recipe(path, shape):
-    """The deterministic parameters that the golden describes."""
+    """Return the deterministic golden parameters of this path and shape."""
     n = np.random.RandomState(zlib.crc32(path.encode()) & 0xFFFFFFFF).standard_normal(shape)
     last = path.rsplit("/", 1)[-1]
     if last == "kernel":

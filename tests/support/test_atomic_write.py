@@ -3,7 +3,7 @@ import pytest
 from driftgen.support.atomic_write import atomic_write
 
 
-def test_a_file_is_new_or_old_but_never_half(tmp_path):
+def test_an_interrupted_write_keeps_the_old_file(tmp_path):
     path = tmp_path / "metrics.json"
     with atomic_write(path) as scratch:
         scratch.write_text("old")

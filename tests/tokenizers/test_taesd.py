@@ -1,4 +1,4 @@
-"""TAESD's state dicts against a twin that is written out, in files of any layout, right and wrong."""
+"""TAESD's state dicts against an explicit reference network, and malformed files."""
 
 import pytest
 import torch
@@ -64,9 +64,7 @@ def test_tiny_from_files(files):
 
 
 def test_both_tiny_forms_agree():
-    """diffusers' form is the same network with other names: it has neither the clamp nor upsampling as
-    entries.
-    """
+    """diffusers names the same network differently: the clamp and the upsampling have no index."""
     network = tiny_network()
     encoder = {k.removeprefix("encoder.layers."): v for k, v in network.state_dict().items() if k[0] == "e"}
     decoder = {}
@@ -84,8 +82,8 @@ def test_both_tiny_forms_agree():
 @pytest.mark.parametrize(
     ("encoder", "decoder", "message"),
     [
-        (ENCODER, taesd_states(latent=7)[1], "together: 3 -> 6 channels, 4x down; 7 -> 3 channels, 4x up"),
-        (DECODER, ENCODER, "^encoder is not in the layout of TAESD, unexpected: nothing at 0"),
+        (ENCODER, taesd_states(latent=7)[1], "together: .* 3 to 6 channels, 4x down, .* 7 to 3 .*, 4x up$"),
+        (DECODER, ENCODER, "^encoder is not in TAESD's layout; unexpected: nothing at 0"),
         (ENCODER, ENCODER, "^encoder and decoder do not belong together"),
         (ENCODER | {"a.weight": ONE}, DECODER, "^encoder is not .* unexpected: a.weight$"),
         (ENCODER | {"1.gate.weight": ONE}, DECODER, "^encoder is not .* 1.conv.0.bias.* and 2 more$"),
@@ -96,7 +94,7 @@ def test_both_tiny_forms_agree():
         (
             ENCODER | {"0.weight": torch.zeros(9, 3, 3, 3)},
             DECODER,
-            "^encoder: 1 takes 8 channels, but is given 9",
+            "^encoder: layer 1 takes 8 channels, but its input has 9$",
         ),
         ({}, DECODER, "^encoder holds no weights"),
     ],
@@ -109,11 +107,11 @@ def test_wrong_files(files, tmp_path):
     wrong = tmp_path / "encoder.pth"
     fails(lambda: TinyVAE.from_files(wrong, files[1]), "is not a file")
     wrong.write_bytes(b"nothing")
-    fails(lambda: TinyVAE.from_files(wrong, files[1]), "encoder.pth is no state dict")
+    fails(lambda: TinyVAE.from_files(wrong, files[1]), "encoder.pth is not a state dict")
     wrong.with_suffix(".safetensors").write_bytes(b"nothing")
-    fails(lambda: TinyVAE.from_files(files[0], wrong.with_suffix(".safetensors")), "is no state dict")
+    fails(lambda: TinyVAE.from_files(files[0], wrong.with_suffix(".safetensors")), "is not a state dict")
     torch.save([1, 2], wrong)
-    fails(lambda: TinyVAE.from_files(wrong, files[1]), "save the network's state_dict")
-    # A whole module can run code when it is unpickled, so it is not.
+    fails(lambda: TinyVAE.from_files(wrong, files[1]), "save only the network's state_dict")
+    # Unpickling a whole module can run code, so it is refused.
     torch.save(nn.Conv2d(1, 1, 1), wrong)
-    fails(lambda: TinyVAE.from_files(wrong, files[1]), "encoder.pth is no state dict")
+    fails(lambda: TinyVAE.from_files(wrong, files[1]), "encoder.pth is not a state dict")

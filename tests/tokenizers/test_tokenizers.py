@@ -1,4 +1,4 @@
-"""Tokenizers: diffusers' numbers, batches, gradients, freezing, saving, and what is refused."""
+"""Tokenizers: agreement with diffusers, batching, gradients, freezing, saving, wrong input."""
 
 import json
 import sys
@@ -39,18 +39,18 @@ def files(tmp_path_factory):
 
 @pytest.fixture(params=["sd-vae", "tiny", "files"])
 def tokenizer(request, kl, tiny, files):
-    made = {
+    builders = {
         "sd-vae": lambda: SDVAE(kl),
         "tiny": lambda: TinyVAE(tiny),
         "files": lambda: TinyVAE.from_files(*files),
     }
-    return made[request.param]()
+    return builders[request.param]()
 
 
-# --- the numbers ----------------------------------------------------------------------------------------
+# --- values ---------------------------------------------------------------------------------------------
 
 
-def test_sd_vae_is_that_of_diffusers(kl):
+def test_sd_vae_matches_diffusers(kl):
     network, vae = kl_network(), SDVAE(kl, sample=False)
     assert (vae.latent_channels, vae.factor) == (4, 4)
     with torch.no_grad():
@@ -60,7 +60,7 @@ def test_sd_vae_is_that_of_diffusers(kl):
         assert close(z, 0.18215 * posterior.mean)
         assert close(vae.decode(z), network.decode(posterior.mean).sample)
         assert close(SDVAE(kl, sample=False, scale=0.5).encode(X), 0.5 * posterior.mean)
-        # Sampled, from noise that is known: one image after the other.
+        # The posterior sample uses noise drawn one image at a time.
         generator = seeded(7)
         noise = torch.stack([torch.randn(4, 3, 5, generator=generator) for _ in X])
         want = 0.18215 * (posterior.mean + posterior.std * noise)
@@ -68,7 +68,7 @@ def test_sd_vae_is_that_of_diffusers(kl):
         assert close(SDVAE(kl).encode(X, seeded(7)), want)
 
 
-def test_sd_vae_samples_anew(kl):
+def test_sd_vae_draws_new_samples(kl):
     vae = SDVAE(kl, batch_size=100)
     with torch.no_grad():
         assert not torch.equal(vae.encode(X), vae.encode(X))
@@ -80,8 +80,8 @@ def test_sd_vae_samples_anew(kl):
     assert (many.std(0) / posterior.std[0] - 1).abs().max() < 0.2
 
 
-def test_sd_vae_of_old_names(kl, tmp_path):
-    """The published SD-VAE names its attention as diffusers did in 2022."""
+def test_sd_vae_with_old_names(kl, tmp_path):
+    """The published SD-VAE uses diffusers' attention names of 2022."""
     network = kl_network()
     network.save_pretrained(tmp_path)
     old = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
@@ -94,7 +94,7 @@ def test_sd_vae_of_old_names(kl, tmp_path):
         assert torch.equal(SDVAE(tmp_path).encode(X, seeded()), SDVAE(kl).encode(X, seeded()))
 
 
-def test_tiny_is_that_of_diffusers(tiny):
+def test_tiny_matches_diffusers(tiny):
     network, vae = tiny_network(), TinyVAE(tiny)
     assert (vae.latent_channels, vae.factor) == (5, 4)
     with torch.no_grad():
@@ -132,12 +132,12 @@ def test_batching_changes_nothing(tokenizer, size):
         assert max(seen) == size
         assert sum(seen) == 5
         assert close(tokenizer.decode(z), images)
-        # Also where the caller makes the batches.
+        # The same holds for batches that the caller makes.
         generator = seeded()
         assert close(torch.cat([tokenizer.encode(part, generator) for part in X.split(2)]), z)
 
 
-def test_gradients_flow_to_the_input_alone(tokenizer):
+def test_gradients_flow_only_to_the_input(tokenizer):
     z = tokenizer.encode(X, seeded()).detach()
     gradients = {}
     for size in (16, 2):
@@ -152,7 +152,7 @@ def test_gradients_flow_to_the_input_alone(tokenizer):
     assert all(p.grad is None for p in tokenizer.parameters())
 
 
-def test_decode_gradient_is_that_of_diffusers(kl):
+def test_decode_gradient_matches_diffusers(kl):
     z = torch.randn(2, 4, 4, 4, generator=seeded())
     a, b = z.clone().requires_grad_(), z.clone().requires_grad_()
     SDVAE(kl, batch_size=1).decode(a).square().mean().backward()
@@ -169,7 +169,7 @@ def test_frozen(tokenizer):
     assert next(tokenizer.parameters()).dtype == torch.float32
 
 
-def test_number_type_follows_the_module(tokenizer):
+def test_dtype_follows_the_module(tokenizer):
     with torch.no_grad():
         z = tokenizer.encode(X, seeded())
         half = tokenizer.bfloat16()
@@ -196,19 +196,19 @@ def test_saved_and_built_again(tokenizer, tmp_path):
         assert torch.equal(again.encode(X, seeded()), z)
         assert torch.equal(again.decode(z), tokenizer.decode(z))
     assert {path.suffix for path in place.iterdir()} <= {".json", ".safetensors"}
-    # Nothing that is published says where on this machine the weights came from.
+    # The saved files do not contain the local path of the weights.
     told = json.dumps(options) + "".join(path.read_text() for path in place.glob("*.json"))
     assert str(tmp_path.parent) not in told
     with pytest.raises(InputError, match="weights are missing"):
         build_tokenizer(options, tmp_path / "nowhere")
-    # A name on the Hub stays known.
+    # The name of the Hub repository is preserved.
     assert build_tokenizer({**options, "source": "some/vae"}, place).options()["source"] == "some/vae"
     half = tokenizer.bfloat16()
     half.save(place)
     assert torch.equal(build_tokenizer(half.options(), place).decode(z), half.decode(z))
 
 
-def test_built_from_a_folder_that_is_named(kl, tiny):
+def test_built_from_a_given_folder(kl, tiny):
     vae = build_tokenizer({"kind": "sd-vae", "source": str(kl), "sample": False, "scale": 0.5})
     assert isinstance(vae, SDVAE)
     assert (vae.sample, vae.scale) == (False, 0.5)
@@ -248,7 +248,7 @@ def test_wrong_folders(kl, tiny, tmp_path):
     fails(lambda: SDVAE(kl / "config.json"), "neither a folder nor a name")
     fails(lambda: SDVAE(tmp_path), "holds no autoencoder")
     fails(lambda: SDVAE(tiny), "cannot be loaded as AutoencoderKL: ")
-    fails(lambda: TinyVAE(kl), "does not fit AutoencoderTiny; missing: .*; unknown: ")
+    fails(lambda: TinyVAE(kl), "does not match AutoencoderTiny; missing: .*; unknown: ")
     (tmp_path / "config.json").write_text((kl / "config.json").read_text())
     fails(lambda: SDVAE(tmp_path), f"holds no {WEIGHTS}$")
     torch.save(kl_network().state_dict(), tmp_path / "diffusion_pytorch_model.bin")
@@ -257,20 +257,20 @@ def test_wrong_folders(kl, tiny, tmp_path):
     fails(lambda: SDVAE(tmp_path), "cannot be loaded as AutoencoderKL")
     state = load_file(kl / WEIGHTS)
     save_file(state | {"more": torch.zeros(1)}, tmp_path / WEIGHTS, metadata={"format": "pt"})
-    fails(lambda: SDVAE(tmp_path), "does not fit AutoencoderKL; unknown: more$")
+    fails(lambda: SDVAE(tmp_path), "does not match AutoencoderKL; unknown: more$")
     del state["encoder.conv_in.bias"]
     save_file(state, tmp_path / WEIGHTS, metadata={"format": "pt"})
-    fails(lambda: SDVAE(tmp_path), "does not fit AutoencoderKL; missing: encoder.conv_in.bias$")
+    fails(lambda: SDVAE(tmp_path), "does not match AutoencoderKL; missing: encoder.conv_in.bias$")
 
 
 @pytest.mark.parametrize("offline", [False, True])
 def test_no_network(offline, monkeypatch, tmp_path):
-    """Reached or not, a name that cannot be had is one line, and soon."""
+    """An unavailable repository fails fast with one line, with or without a network."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
     name = "driftgen-tests/there-is-no-such-repository"
     start = time.perf_counter()
-    fails(lambda: SDVAE(name), f"^{name} (is not in the local cache and the|cannot be fetched)")
+    fails(lambda: SDVAE(name), f"^{name} (is not in the local cache and the|cannot be downloaded)")
     fails(lambda: TinyVAE(name), f"^{name} ")
     assert time.perf_counter() - start < 10
 

@@ -1,0 +1,36 @@
+"""The tokenizer interface."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+__all__ = ["Tokenizer"]
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Maps images to latents and back. Any object with these members qualifies; no base class is needed.
+
+    Attributes:
+        latent_channels: channels of a latent.
+        factor: downsampling factor of each image side.
+    """
+
+    latent_channels: int
+    factor: int
+
+    def encode(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Encode ``[B, 3, H, W]`` in [-1, 1] as ``[B, latent_channels, H / factor, W / factor]``."""
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """Decode latents into images. Values are not clipped to [-1, 1], so gradients are never cut off."""
+
+    def options(self) -> dict[str, Any]:
+        """Return the JSON-serializable options for :func:`~driftgen.tokenizers.build_tokenizer`."""
+
+    def save(self, folder: Path) -> None:
+        """Write the weights to ``folder`` for :func:`~driftgen.tokenizers.build_tokenizer`."""
