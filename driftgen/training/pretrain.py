@@ -4,8 +4,9 @@ ResNet-style MAE")."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,14 @@ def classification_weight(config: Masking, step: int, steps: int) -> float:
     return config.finetune_weight * min(1.0, since / config.finetune_ramp)
 
 
+class Batch(NamedTuple):
+    """Images, labels and masks of one step, on the host."""
+
+    images: Tensor
+    labels: Tensor
+    mask: Tensor
+
+
 class Pretraining:
     """The task of the loop: masked images in, reconstruction (and classification) loss out."""
 
@@ -58,8 +67,9 @@ class Pretraining:
         self.model: nn.Module = self.mae
         if config.compile:
             compile_parts(self.mae)
-            if mesh is None:
-                to_channels_last(self.mae)
+        on_gpu = processes.device.type == "cuda"
+        if mesh is None and (config.compile or on_gpu):
+            to_channels_last(self.mae)
         if processes.group is not None and mesh is None:
             # The classifier has no gradient before fine-tuning begins.
             self.model = DistributedDataParallel(
@@ -68,6 +78,10 @@ class Pretraining:
         self.rows = processes.shard(config.batch_size, "batch_size")
         self.autocast = torch.bfloat16 if config.precision == "bfloat16" else None
         self.found: dict[str, Tensor] = {}
+        # One thread loads the next batch while the GPU computes, or while worker processes decode files.
+        ahead = on_gpu or getattr(self.data, "decodes", False)
+        self._thread = ThreadPoolExecutor(1, "driftgen-ahead") if ahead else None
+        self._next: tuple[int, Future[Batch]] | None = None
 
     def samples_per_step(self) -> int:
         return self.config.batch_size
@@ -84,14 +98,10 @@ class Pretraining:
 
     def gradient(self, step: int) -> Tensor:
         config, device = self.config, self.processes.device
-        chosen = self.indices(step)[self.rows]
-        seed = derive_seed(config.seed, step, AUGMENT)
-        images = self._load(chosen, seed, self.rows.start)
-        labels = self.data.labels[chosen].to(device)
+        batch = self._take(step)
+        images, labels, mask = (tensor.to(device, non_blocking=True) for tensor in batch)
+        images = self._encode(images, derive_seed(config.seed, step, AUGMENT), self.rows.start)
         weight = classification_weight(config.mae, step, config.optim.steps)
-        height, width = (side // self.mae.patchify for side in images.shape[2:])
-        random = derive_generator(config.seed, step, MASK)
-        mask = self.mae.sample_mask(config.batch_size, random, size=(height, width))[self.rows]
         total = images.new_zeros(())
         self.found = {}
         parts = list(zip(*(t.chunk(config.micro) for t in (images, mask, labels)), strict=True))
@@ -109,8 +119,34 @@ class Pretraining:
                     self.found[name] = self.found.get(name, 0.0) + value.detach().mean() * share
         return total
 
-    def _load(self, chosen: Tensor, seed: int, first: int = 0) -> Tensor:
-        images = self.data.load(chosen, seed, first).to(self.processes.device)
+    def _take(self, step: int) -> Batch:
+        """Return the batch of a step, and start to load the next one if there is a thread for it."""
+        if self._thread is None:
+            return self._load_batch(step)
+        pending, self._next = self._next, None
+        if pending is None or pending[0] != step:
+            if pending is not None:
+                wait([pending[1]])  # data must not be loaded by two threads at once
+            batch = self._load_batch(step)
+        else:
+            batch = pending[1].result()
+        if step + 1 < self.config.optim.steps:
+            self._next = step + 1, self._thread.submit(self._load_batch, step + 1)
+        return batch
+
+    def _load_batch(self, step: int) -> Batch:
+        config = self.config
+        chosen = self.indices(step)[self.rows]
+        images = self.data.load(chosen, derive_seed(config.seed, step, AUGMENT), self.rows.start)
+        factor = self.mae.patchify * (1 if self.tokenizer is None else self.tokenizer.factor)
+        size = (images.shape[2] // factor, images.shape[3] // factor)
+        random = derive_generator(config.seed, step, MASK)
+        mask = self.mae.sample_mask(config.batch_size, random, size=size, device=torch.device("cpu"))
+        batch = Batch(images, self.data.labels[chosen], mask[self.rows])
+        pin = self.processes.device.type == "cuda"
+        return Batch(*(tensor.pin_memory() for tensor in batch)) if pin else batch
+
+    def _encode(self, images: Tensor, seed: int, first: int = 0) -> Tensor:
         if self.tokenizer is None:
             return images
         with torch.no_grad():
@@ -127,7 +163,10 @@ class Pretraining:
     @torch.no_grad()
     def save_samples(self, model: nn.Module, path: Path) -> None:
         """Images, what the encoder sees of them, and what the decoder makes of that."""
-        images = self._load(torch.arange(min(SHOWN, len(self.data.labels))), 0)
+        if self._next is not None:
+            wait([self._next[1]])  # data must not be loaded by two threads at once
+        images = self.data.load(torch.arange(min(SHOWN, len(self.data.labels))), 0)
+        images = self._encode(images.to(self.processes.device), 0)
         if images.shape[1] not in (1, 3):
             return
         mae: Any = model
