@@ -118,7 +118,7 @@ class _ChannelsLast(torch.autograd.Function):
         return x.contiguous(memory_format=torch.channels_last)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad.contiguous(memory_format=torch.channels_last)
 
 

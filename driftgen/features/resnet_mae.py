@@ -258,7 +258,7 @@ class ResNetMAE(nn.Module):
         return mask.to(self.encoder.conv1.weight.device if device is None else device)
 
     def reconstruct(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Return the decoder's output for the masked input, still patchified: ``[B, C · p², H / p, W / p]``."""
+        """Return the decoder's output for the masked input, patchified: ``[B, C · p², H / p, W / p]``."""
         return self._reconstruct(self.patches(x), mask)[0]
 
     def unpatchify(self, patches: Tensor) -> Tensor:
