@@ -34,8 +34,8 @@ def draw_growth(curves: Sequence[Curve], path: Path, title: str) -> None:
             for axes in row[len(shown) :]:
                 axes.set_visible(False)
         lines = [
-            Line2D([], [], color=colour, marker="o", label=label)
-            for colour, label in ((GENERATED_COLOUR, "time, ms"), (DATA_COLOUR, "peak memory, MiB"))
+            Line2D([], [], color=color, marker="o", label=label)
+            for color, label in ((GENERATED_COLOUR, "time, ms"), (DATA_COLOUR, "peak memory, MiB"))
         ]
         lines.append(Line2D([], [], color="#777777", linestyle="--", label="fitted power"))
         figure.legend(handles=lines, loc="outside lower center", ncols=3)
@@ -54,13 +54,13 @@ def _panel(axes: Axes, curve: Curve) -> None:
         (memory, "peak_bytes", [(point.peak_bytes or 0) / 2**20 for point in curve.points], DATA_COLOUR),
     )
     words = []
-    for place, key, y, colour in series:
+    for place, key, y, color in series:
         power = powers[key]
         place.set_xscale("log", base=2)
         place.set_yscale("log")
-        place.tick_params(axis="y", colors=colour)
+        place.tick_params(axis="y", colors=color)
         place.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        place.plot(x, y, color=colour, linewidth=2.5, marker="o", markersize=7)
+        place.plot(x, y, color=color, linewidth=2.5, marker="o", markersize=7)
         if power is None:
             continue
         half = x[min((len(x) - 1) // 2, len(x) - 2) :]

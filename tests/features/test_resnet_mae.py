@@ -161,7 +161,7 @@ def test_gradients(case, weight):
 
 @pytest.mark.parametrize("case", [LATENT, PIXEL])
 def test_gradients_in_float32(case):
-    """What single precision reaches: a unit on the wrong side of its ReLU costs up to 1 %."""
+    """Accuracy of single precision: a unit on the wrong side of its ReLU costs up to 1%."""
     got, norm = gradients(case, 0.1, torch.float32)
     for path in stored_gradients(case, 0.1):
         assert_relatively_close(f"{case}/loss_lam0.1/grad/{path}", got[path], 1e-2)
