@@ -154,6 +154,12 @@ class RecipeStep:
     def samples(self) -> int:
         return self.task.samples_per_step()
 
+    def cuda_graph(self) -> bool:
+        """Return True if training captures the step as a CUDA graph."""
+        if isinstance(self.task, Training):
+            return self.task.compute is not self.task.step
+        return self.task.cuda_graph
+
     def held_bytes(self) -> int:
         """Bytes of the weights and their averages."""
         networks = [self.task.model, *self.ema.models.values()]
@@ -223,8 +229,7 @@ def _references(case: RecipeCase, device: torch.device) -> list[tuple[str, Recip
 
 
 def _eager(case: RecipeCase) -> RecipeCase:
-    eager = ["compile=false", *["cuda_graph=false"] * (case.task == "train")]
-    return replace(case, changes=(*case.changes, *eager), without=None)
+    return replace(case, changes=(*case.changes, "compile=false", "cuda_graph=false"), without=None)
 
 
 def _count_operations(case: RecipeCase, device: torch.device) -> float:
@@ -272,7 +277,7 @@ def _time_case(case: RecipeCase, device: torch.device, repeats: int) -> tuple[Ti
         config = case.load(Path(folder))
         start = time.perf_counter()
         built = RecipeStep(config, device)
-        graph = getattr(built.task, "compute", None) is not getattr(built.task, "step", None)
+        graph = built.cuda_graph()
         figures: dict[str, Any] = {
             "samples_per_step": built.samples(),
             "held_bytes": built.held_bytes(),
@@ -293,7 +298,7 @@ def _time_case(case: RecipeCase, device: torch.device, repeats: int) -> tuple[Ti
 
 def profile_recipe(case: RecipeCase, device: torch.device, steps: int = 3) -> list[Cost]:
     """Profile the step of a recipe without a CUDA graph, since only single launches belong to a part."""
-    changes = (*case.changes, *["cuda_graph=false"] * (case.task == "train"))
+    changes = (*case.changes, "cuda_graph=false")
     with tempfile.TemporaryDirectory() as folder, _switched(case):
         built = RecipeStep(replace(case, changes=changes).load(Path(folder)), device, Phases())
         for _ in range(2):

@@ -12,8 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from driftgen.errors import InputError
+from driftgen.features.resnet_mae import MAEOutput
 from driftgen.model_io import save_model
 from driftgen.ops.compile import compile_parts, to_channels_last
+from driftgen.ops.cuda_graphs import CaptureError, capture
 from driftgen.pipeline import RUN_MODEL
 from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.images import contact_sheet, to_pil, to_uint8
@@ -45,6 +48,15 @@ class Batch(NamedTuple):
     images: Tensor
     labels: Tensor
     mask: Tensor
+
+
+class _CapturedStep(NamedTuple):
+    """A CUDA graph of forward and backward pass, its input buffers, its output and the gradients it writes."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: list[Tensor]
+    output: MAEOutput
+    gradients: list[Tensor | None]
 
 
 class Pretraining:
@@ -82,6 +94,9 @@ class Pretraining:
         ahead = on_gpu or getattr(self.data, "decodes", False)
         self._thread = ThreadPoolExecutor(1, "driftgen-ahead") if ahead else None
         self._next: tuple[int, Future[Batch]] | None = None
+        # About 800 launches take the host longer than the GPU, so they are captured as one CUDA graph.
+        self.cuda_graph = on_gpu and config.cuda_graph and config.micro == 1 and processes.group is None
+        self._captured: _CapturedStep | None = None
 
     def samples_per_step(self) -> int:
         return self.config.batch_size
@@ -104,6 +119,10 @@ class Pretraining:
         weight = classification_weight(config.mae, step, config.optim.steps)
         total = images.new_zeros(())
         self.found = {}
+        if self.cuda_graph:
+            out = self._replay([images, mask, labels, images.new_tensor(weight)])
+            self._add_metrics(out, 1.0)
+            return out.loss
         parts = list(zip(*(t.chunk(config.micro) for t in (images, mask, labels)), strict=True))
         for part_images, part_mask, part_labels in parts:
             share = len(part_images) / len(images)
@@ -113,11 +132,46 @@ class Pretraining:
                 )
             (out.loss * share).backward()
             total += out.loss.detach() * share
-            for name in ("recon_loss", "cls_loss", "accuracy"):
-                value = getattr(out, name)
-                if value is not None:
-                    self.found[name] = self.found.get(name, 0.0) + value.detach().mean() * share
+            self._add_metrics(out, share)
         return total
+
+    def _add_metrics(self, out: MAEOutput, share: float) -> None:
+        for name in ("recon_loss", "cls_loss", "accuracy"):
+            value = getattr(out, name)
+            if value is not None:
+                self.found[name] = self.found.get(name, 0.0) + value.detach().mean() * share
+
+    def _replay(self, inputs: list[Tensor]) -> MAEOutput:
+        """Compute the gradient by a CUDA graph, captured at the first call and whenever shapes change."""
+        step = self._captured
+        if step is None or [t.shape for t in step.inputs] != [t.shape for t in inputs]:
+            self._captured = None  # frees its memory before the next capture
+            step = self._captured = self._capture([tensor.clone() for tensor in inputs])
+        for buffer, tensor in zip(step.inputs, inputs, strict=True):
+            buffer.copy_(tensor, non_blocking=True)
+        step.graph.replay()
+        for parameter, gradient in zip(self.mae.parameters(), step.gradients, strict=True):
+            parameter.grad = gradient
+        return step.output
+
+    def _capture(self, inputs: list[Tensor]) -> _CapturedStep:
+        images, mask, labels, weight = inputs
+
+        def compute() -> MAEOutput:
+            self.mae.zero_grad(set_to_none=True)
+            with torch.autocast("cuda", self.autocast, enabled=self.autocast is not None):
+                if self.mae.classifier is None:
+                    out: MAEOutput = self.model(images, mask)
+                else:
+                    out = self.model(images, mask, labels, weight)
+            out.loss.backward()
+            return out
+
+        try:
+            graph, output = capture(compute)
+        except CaptureError as error:
+            raise InputError(f"a pretraining step: {error}; try --set cuda_graph=false") from None
+        return _CapturedStep(graph, inputs, output, [p.grad for p in self.mae.parameters()])
 
     def _take(self, step: int) -> Batch:
         """Return the batch of a step, and start to load the next one if there is a thread for it."""

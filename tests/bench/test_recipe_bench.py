@@ -90,7 +90,7 @@ def test_references_of_pretraining_on_a_gpu(monkeypatch):
     gpu = torch.device("cuda")
     (row,) = recipe_bench.measure_recipe([RecipeCase("mae-cifar10", "pretrain", ("seed=1",))], gpu, 5)
     assert seen == [
-        (("seed=1", "compile=false"), None, False, False),
+        (("seed=1", "compile=false", "cuda_graph=false"), None, False, False),
         (("seed=1",), None, "contiguous", True),
         (("seed=1",), None, False, True),
     ]
