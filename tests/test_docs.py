@@ -195,6 +195,9 @@ def test_headline_figures_come_from_results():
     )
     seconds = cold["first_step_seconds"], small["first_step_seconds"]
     assert "takes {:.0f} s without compiler caches and {:.0f} s with them".format(*seconds) in text
+    pretrain = load("speed-h200/pretrain.json")["rows"][0]
+    assert f"`mae-cifar10`, {pretrain['samples_per_second']:,.0f} samples per second" in text
+    assert f"| {pretrain['queued_seconds']:.3f} s | {pretrain['peak_bytes'] / 2**30:.1f} GiB | |" in text
     largest = load("speed-h200/loss.json")["rows"][0]
     assert (
         f"| {1000 * largest['seconds']:.3g} ms | {largest['peak_ratio']:.2f} times inputs + outputs |" in text
@@ -204,7 +207,8 @@ def test_headline_figures_come_from_results():
         row = sampled["B/2", 256, mode]
         assert f"{row['images_per_second']:,.0f} images/s" in text
         assert f"| {1000 * row['seconds']:.3g} ms |" in text
-    one = [1000 * sampled["B/2", 1, mode]["seconds"] for mode in ("graph", "eager")]
+    graph = sampled["B/2", 1, "graph"]
+    one = [1000 * seconds for seconds in (graph["seconds"], graph["references"]["eager"]["seconds"])]
     assert "{:.3g} ms instead of {:.3g} ms for a batch of one".format(*one) in text
     _, _, plain, checkpointed, _ = load("speed-h200/levers.json")["rows"]
     memory = [row["peak_bytes"] / 2**30 for row in (checkpointed, plain)]
@@ -269,3 +273,9 @@ def test_diary_figures_come_from_results():
     (waits,) = load("speed-cpu/prefetch.json")["rows"]
     found = [1000 * waits[name] for name in ("waits_seconds", "waits_seconds_without")]
     assert "waits {:.1f} instead of {:.0f} ms".format(*found) in text
+    pretrain = load("speed-h200/pretrain.json")["rows"][0]
+    eager, contiguous = (pretrain["references"][name] for name in ("eager", "contiguous"))
+    for row, mark in ((pretrain, "**"), (eager, ""), (contiguous, "")):
+        seconds = row["queued_seconds"]
+        cells = f"{512 / seconds:,.0f}", f"{1000 * seconds:.1f} ms", f"{row['peak_bytes'] / 2**30:.1f} GiB"
+        assert "| " + " | ".join(f"{mark}{cell}{mark}" for cell in cells) + " |" in text

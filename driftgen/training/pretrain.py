@@ -51,7 +51,7 @@ class Batch(NamedTuple):
 
 
 class _CapturedStep(NamedTuple):
-    """A CUDA graph of forward and backward pass, its input buffers, its output and the gradients it writes."""
+    """CUDA graph of the forward and backward pass, its input buffers, its output and its gradients."""
 
     graph: torch.cuda.CUDAGraph
     inputs: list[Tensor]
@@ -122,7 +122,7 @@ class Pretraining:
         if self.cuda_graph:
             out = self._replay([images, mask, labels, images.new_tensor(weight)])
             self._add_metrics(out, 1.0)
-            return out.loss
+            return out.loss.detach()
         parts = list(zip(*(t.chunk(config.micro) for t in (images, mask, labels)), strict=True))
         for part_images, part_mask, part_labels in parts:
             share = len(part_images) / len(images)
