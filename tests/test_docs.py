@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.results import save
+from benchmarks.tune import save
 from driftgen.ops import attention as attention_ops
 
 ROOT = Path(__file__).parent.parent
@@ -82,12 +82,12 @@ def test_measurements_say_where_they_come_from(folder):
 
 def test_a_benchmark_says_where_its_figures_come_from(tmp_path, monkeypatch):
     path = tmp_path / "found.json"
-    monkeypatch.setattr(sys, "argv", ["/somewhere/parts.py", "--repeats", "3", "--json", str(path)])
+    monkeypatch.setattr(sys, "argv", ["/somewhere/tune.py", "loss", "--repeats", "3", "--json", str(path)])
     save(None, "by the clock", {"rows": [1]})
     assert not list(tmp_path.iterdir())
     save(path, "by the clock", {"rows": [1]})
     found = json.loads(path.read_text())
-    assert found["command"] == "python -m benchmarks.parts --repeats 3 --json found.json"
+    assert found["command"] == "python -m benchmarks.tune loss --repeats 3 --json found.json"
     assert found["evaluator"] == "by the clock"
     assert found["rows"] == [1]
     assert {"torch", "hardware", "driftgen", "gpu"} <= found.keys()
@@ -103,7 +103,7 @@ def test_antisymmetry_tables_are_those_of_the_runs():
 
 
 def test_links_lead_somewhere():
-    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("results/*.md")]:
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("results/**/*.md")]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
@@ -124,12 +124,12 @@ def test_readme_example_runs():
 
 
 def test_no_placeholder_is_left():
-    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("results/*.md")]:
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("results/**/*.md")]:
         assert not re.search(r"\{[a-z_]+\}", page.read_text()), page.name
 
 
 def test_the_table_of_parameters_is_what_the_code_has():
-    from benchmarks.parameters import table
+    from tests.support.parameter_table import table
 
     assert table() in (ROOT / "docs" / "models.md").read_text()
 
@@ -157,7 +157,13 @@ def test_training_figures_come_from_results():
 
 
 def test_the_estimate_for_many_cards_comes_from_what_one_was_measured_at():
-    from benchmarks.cluster import PARAMETERS, efficiency, exchange_seconds, loss_bytes, table
+    from tests.support.cluster_estimate import (
+        PARAMETERS,
+        efficiency,
+        exchange_seconds,
+        loss_bytes,
+        table,
+    )
 
     text = (ROOT / "docs" / "scaling.md").read_text()
     assert table() in text
@@ -170,8 +176,48 @@ def test_the_estimate_for_many_cards_comes_from_what_one_was_measured_at():
     assert worst < best < 1
 
 
-def test_performance_figures_come_from_results():
+def test_headline_figures_come_from_results():
+    """The guide of performance repeats a few figures of the results."""
     text = (ROOT / "docs/performance.md").read_text()
+    (step,) = load("speed-h200/step.json")["rows"]
+    assert f"| {step['seconds']:.3f} s | {step['peak_bytes'] / 2**30:.0f} GiB | 0.560 s, 127 GiB |" in text
+    assert step["release"]["seconds"] == 0.560
+    assert step["release"]["peak_bytes"] == 127 * 2**30
+    for row in load("speed-h200/step64.json")["rows"]:
+        assert f"| {row['seconds']:.2f} s | {row['peak_bytes'] / 2**30:.0f} GiB | does not fit |" in text
+    small, cold, launches = (load(f"speed-h200/cifar10{name}.json") for name in ("", "-cold", "-launches"))
+    rate = small["steps_per_second"]
+    assert f"`cifar10`, {rate:.1f} steps per second" in text
+    assert f"| {1 / rate:.3f} s | {small['peak_bytes'] / 2**30:.1f} GiB | |" in text
+    assert (
+        f"`cifar10` runs at {rate:.1f} steps per second with it and {launches['steps_per_second']:.1f}"
+        in text
+    )
+    seconds = cold["first_step_seconds"], small["first_step_seconds"]
+    assert "takes {:.0f} s without compiler caches and {:.0f} s with them".format(*seconds) in text
+    pretrain = load("speed-h200/pretrain.json")["rows"][0]
+    assert f"`mae-cifar10`, {pretrain['samples_per_second']:,.0f} samples per second" in text
+    assert f"| {pretrain['queued_seconds']:.3f} s | {pretrain['peak_bytes'] / 2**30:.1f} GiB | |" in text
+    largest = load("speed-h200/loss.json")["rows"][0]
+    assert (
+        f"| {1000 * largest['seconds']:.3g} ms | {largest['peak_ratio']:.2f} times inputs + outputs |" in text
+    )
+    sampled = {(r["preset"], r["batch"], r["mode"]): r for r in load("speed-h200/sampling.json")["rows"]}
+    for mode in ("graph", "fp8"):
+        row = sampled["B/2", 256, mode]
+        assert f"{row['images_per_second']:,.0f} images/s" in text
+        assert f"| {1000 * row['seconds']:.3g} ms |" in text
+    graph = sampled["B/2", 1, "graph"]
+    one = [1000 * seconds for seconds in (graph["seconds"], graph["references"]["eager"]["seconds"])]
+    assert "{:.3g} ms instead of {:.3g} ms for a batch of one".format(*one) in text
+    _, _, plain, checkpointed, _ = load("speed-h200/levers.json")["rows"]
+    memory = [row["peak_bytes"] / 2**30 for row in (checkpointed, plain)]
+    times = [1000 * row["seconds"] for row in (checkpointed, plain)]
+    assert "{:.0f} instead of {:.0f} GiB for {:.0f} instead of {:.0f} ms".format(*memory, *times) in text
+
+
+def test_diary_figures_come_from_results():
+    text = (ROOT / "results/speed-h200/README.md").read_text()
     for row in load("speed-h200/loss.json")["rows"]:
         ours, queued = (f"{1000 * row[name]:.3g} ms" for name in ("seconds", "queued_seconds"))
         assert f"| {ours} | {queued} |" in text
@@ -198,13 +244,13 @@ def test_performance_figures_come_from_results():
         cells = f"{row['seconds']:.{digits}f} s", f"{row['peak_bytes'] / 2**30:.0f} GiB"
         assert "| " + " | ".join(f"{mark}{cell}{mark}" for cell in cells) + " |" in text
     (recorded,) = load("speed-h200/step-graph.json")["rows"]
-    assert f"[{recorded['seconds']:.3f} s](../results/speed-h200/step-graph.json)" in text
+    assert f"[{recorded['seconds']:.3f} s](step-graph.json)" in text
     small, cold, launches = (load(f"speed-h200/cifar10{name}.json") for name in ("", "-cold", "-launches"))
     for run, mark in ((small, "**"), (launches, "")):
         cells = f"{run['steps_per_second']:.1f}", f"{run['peak_bytes'] / 2**30:.1f} GiB"
         assert "| " + " | ".join(f"{mark}{cell}{mark}" for cell in cells) + " |" in text
-    assert f"takes {cold['first_step_seconds']:.0f} s where nothing" in text
-    assert f"and {small['first_step_seconds']:.0f} s with filled" in text
+    assert f"takes {cold['first_step_seconds']:.0f} s without compiler caches" in text
+    assert f"and {small['first_step_seconds']:.0f} s with them" in text
     losses = load("speed-cpu/cifar10-losses.json")
     assert losses["first"] == losses["now"]
     _, overlapped, plain, checkpointed, pytorch = load("speed-h200/levers.json")["rows"]
@@ -213,7 +259,7 @@ def test_performance_figures_come_from_results():
     assert f"| {peaks[0]} to {peaks[1]} GiB for {times[0]} to {times[1]} ms " in text
     assert f"| {times[2]} against {times[0]} ms" in text
     assert f"| {times[3]} to {times[0]} ms, {peaks[2]} to {peaks[0]} GiB " in text
-    assert f"[{plain['seconds']:.3f} s](../results/speed-h200/levers.json)" in text
+    assert f"[{plain['seconds']:.3f} s](levers.json)" in text
     for name, words in (("-float32", "of a layer"), ("", "in bfloat16")):
         pytorch, *rows = load(f"speed-h200/attention{name}.json")["rows"]
         (ours,) = (row for row in rows if attention_ops.BACKWARD.items() <= row.items())
@@ -227,3 +273,9 @@ def test_performance_figures_come_from_results():
     (waits,) = load("speed-cpu/prefetch.json")["rows"]
     found = [1000 * waits[name] for name in ("waits_seconds", "waits_seconds_without")]
     assert "waits {:.1f} instead of {:.0f} ms".format(*found) in text
+    pretrain = load("speed-h200/pretrain.json")["rows"][0]
+    eager, contiguous = (pretrain["references"][name] for name in ("eager", "contiguous"))
+    for row, mark in ((pretrain, "**"), (eager, ""), (contiguous, "")):
+        seconds = row["queued_seconds"]
+        cells = f"{512 / seconds:,.0f}", f"{1000 * seconds:.1f} ms", f"{row['peak_bytes'] / 2**30:.1f} GiB"
+        assert "| " + " | ".join(f"{mark}{cell}{mark}" for cell in cells) + " |" in text

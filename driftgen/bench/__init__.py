@@ -1,1 +1,1 @@
-"""Time and memory of the loss, the training step and sampling, beside references of the same run."""
+"""Benchmarks of the loss, training steps, pretraining and sampling, beside references of the same run."""

@@ -1,4 +1,4 @@
-"""What is known of cards: their peaks, and the speed of the authors' JAX code on them."""
+"""Known GPUs: their peak rates, and the speed of the authors' JAX code on them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Release:
-    """The authors' code, measured: seconds, and peak memory where it was read."""
+    """Measured time, and peak memory if known, of the authors' code."""
 
     seconds: float
     peak_bytes: float | None = None
@@ -23,15 +23,15 @@ class Release:
 
 @dataclass(frozen=True)
 class Card:
-    """Peak rates of a card, and what the authors' code takes on it.
+    """Peak rates of a GPU and measurements of the authors' code on it.
 
     Attributes:
-        operations: floating-point operations a second, bfloat16 with float32 sums.
-        bytes: of its memory, a second.
-        fp8_operations: the same in products of 8-bit numbers, if it has them.
-        loss: by groups, generated, positives, negatives, width; bfloat16, forward and gradient.
-        step: by preset, width of the encoder, classes, generated, positives, unconditional.
-        sampling: by preset and batch.
+        operations: floating-point operations per second, bfloat16 with float32 accumulation.
+        bytes: memory bandwidth, bytes per second.
+        fp8_operations: floating-point operations per second in fp8, if supported.
+        loss: by (groups, generated, positives, negatives, width); bfloat16, forward and gradient.
+        step: by (preset, encoder width, classes, generated, positives, unconditional).
+        sampling: by (preset, batch).
     """
 
     operations: float
@@ -54,20 +54,20 @@ CARDS = {
         },
         step={("B/2", 256, 8, 64, 64, 16): Release(0.560, 127 * GIB)},
         sampling={("B/2", 64): Release(64 / 4924), ("B/2", 256): Release(256 / 5469)},
-        # The vendor's peaks, 8 bits over 16, times the rate that 16 bits were measured at.
+        # The measured bfloat16 rate times the vendor's ratio of fp8 to bfloat16 peaks.
         fp8_operations=1979 / 989.5 * 790e12,
     )
 }
 
 
 def find_card(name: str | None) -> Card | None:
-    """What is known of a card of this name ("NVIDIA H200"), if anything."""
+    """Return the card of this name ("NVIDIA H200"), None if it is not known."""
     for key, card in CARDS.items():
-        if name is not None and re.search(rf"\b{key}\b", name):  # a GH200 is another card
+        if name is not None and re.search(rf"\b{key}\b", name):  # a GH200 is a different card
             return card
     return None
 
 
 def card_of(device: torch.device) -> Card | None:
-    """What is known of the card that a device is."""
+    """Return the card of a device, None if it is not known."""
     return find_card(torch.cuda.get_device_name(device)) if device.type == "cuda" else None

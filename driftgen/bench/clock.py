@@ -1,4 +1,4 @@
-"""How long a piece of work takes and how much memory, on a GPU or on the CPU."""
+"""Time and peak memory of a function call, on a GPU or on the CPU."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from driftgen.training.distributed import Distributed
 
 __all__ = ["Timing", "find_device", "free", "timed"]
 
-# Short calls are repeated for this long: the first few find cold caches, and a GPU that runs slowly.
+# Short calls are repeated for this long: caches are cold at first, and the GPU clock is low.
 LEAST_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What :func:`timed` found.
+    """Result of :func:`timed`.
 
     Attributes:
-        seconds: median over the repeats of one call, waited for.
-        best: the least of them.
-        first_call_seconds: of the very first call, with all that is compiled or built then.
-        peak_bytes: most new memory at once, beyond what was held before the first call; None if not known.
-        queued_seconds: of one call on a GPU when calls follow each other without waiting, as in training;
-            on the CPU nothing waits in a queue and it is None.
+        seconds: median of the repeats, synchronized after each call.
+        best: minimum of the repeats.
+        first_call_seconds: first call, including compilation.
+        peak_bytes: peak memory beyond what was allocated before the first call; None if not known.
+        queued_seconds: time per call on a GPU if calls are queued without synchronization, as in training;
+            None on the CPU.
     """
 
     seconds: float
@@ -50,12 +50,12 @@ def timed(
     cold_peak: bool = False,
     least_seconds: float = LEAST_SECONDS,
 ) -> Timing:
-    """Calls ``step`` once cold, ``warmup`` times, and ``repeats`` times by the clock: more often if they
-    take less than ``least_seconds``. Processes that wait for each other must say 0.
+    """Time ``step``: one cold call, ``warmup`` calls, then ``repeats`` timed calls.
 
-    Memory on the CPU is counted in one more call, operator by operator, unless ``meter`` is false: compiled
-    code cannot be looked into. With ``cold_peak`` the first call's memory counts on a GPU, for what is
-    allocated only then.
+    Timed calls go on until they took ``least_seconds``; processes that wait for each other must pass 0.
+    Memory on the CPU is counted operator by operator in one more call. Compiled code hides its operators, so
+    pass ``meter=False`` for it. With ``cold_peak`` the peak on a GPU includes the first call, in which a CUDA
+    graph allocates its memory.
     """
     if repeats < 1:
         raise InputError(f"repeats={repeats} must be at least 1")
@@ -110,7 +110,7 @@ def _seconds(step: Callable[[], Any]) -> float:
 
 
 def _between_events(step: Callable[[], Any], calls: int) -> float:
-    """Seconds from an idle GPU to the end of the last call, launches included."""
+    """Return the seconds from an idle GPU to the end of the last call, launches included."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     for _ in range(calls):
@@ -121,7 +121,7 @@ def _between_events(step: Callable[[], Any], calls: int) -> float:
 
 
 def free(device: torch.device) -> None:
-    """Gives back what nobody holds any more, so that the next measurement starts with all the memory."""
+    """Release cached memory, so that the next measurement starts with all of it."""
     import gc
 
     gc.collect()
@@ -130,10 +130,10 @@ def free(device: torch.device) -> None:
 
 
 def find_device(name: str | None) -> torch.device:
-    """The device to measure on; the best there is if None."""
+    """Return the device to measure on; None for the best available."""
     device = Distributed.start(name).device
     if device.type not in ("cpu", "cuda"):
-        raise InputError(f"device={name}: benchmarks know cpu and cuda")
+        raise InputError(f"device={name} is not supported: give --device cpu or --device cuda")
     if device.type == "cuda":
         device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)

@@ -1,4 +1,4 @@
-"""The picture of growth: time and memory along each axis, on logarithmic scales, with fitted powers."""
+"""Figure of ``driftgen bench scaling``: time and memory along each axis on log scales, with power fits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["draw_growth"]
 
 
 def draw_growth(curves: Sequence[Curve], path: Path, title: str) -> None:
-    """A row for each part, a column for each axis: time (orange) and memory (blue, right scale)."""
+    """Draw a row for each part and a column for each axis: time (orange), memory (blue, right scale)."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D

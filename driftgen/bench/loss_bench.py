@@ -1,4 +1,4 @@
-"""The loss, forward and gradient: our kernels, the PyTorch path, and a plain literal implementation."""
+"""``driftgen bench loss``: forward and gradient by kernels, PyTorch path, and a literal implementation."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["Case", "default_cases", "loss_operations", "measure_loss", "paper_fe
 
 TEMPERATURES = (0.02, 0.05, 0.2)
 Features = dict[str, Tensor]
-# Pairwise matrices, several at a time, of the plain implementation: what it may take.
+# The literal implementation holds several pairwise matrices; larger cases are skipped.
 MOST_PLAIN_BYTES = 2**31
 
 
 @dataclass(frozen=True)
 class Case:
-    """So many groups of so many samples; ``features`` are the vectors and the width of each."""
+    """Sizes of a loss call; ``features`` maps names to (vectors, width)."""
 
     name: str
     groups: int
@@ -51,43 +51,41 @@ class Case:
 
     @classmethod
     def single(cls, groups: int, generated: int, positives: int, negatives: int, width: int) -> Case:
-        """One feature of one vector."""
+        """Return a case with one feature of one vector."""
         name = f"{groups:,} x {generated}/{positives}/{negatives} x {width}"
         return cls(name, groups, generated, positives, negatives, {"": (1, width)})
 
     @classmethod
     def paper(cls, base: int, groups: int, generated: int, positives: int, negatives: int) -> Case:
-        """The 86 features of the paper's latent encoder, its first stage ``base`` wide."""
+        """Return a case with the 86 features of the paper's latent encoder at base width ``base``."""
         name = f"86 keys, base {base}"
         return cls(name, groups, generated, positives, negatives, paper_features(base))
 
     @property
     def samples(self) -> int:
-        """That a generated one is compared with."""
+        """Samples that a generated one is compared with."""
         return self.generated + self.positives + self.negatives
 
     @property
     def numbers(self) -> int:
-        """Of one sample, over all features."""
+        """Elements of one sample over all features."""
         return sum(vectors * width for vectors, width in self.features.values())
 
     def draw(self, dtype: torch.dtype, device: torch.device) -> list[Features]:
-        """Generated, positives and negatives: normal numbers."""
+        """Draw generated samples, positives and negatives from a normal distribution."""
         generator, sets = torch.Generator(device).manual_seed(0), []
         for samples in (self.generated, self.positives, self.negatives):
-            found = {}
+            features = {}
             for name, shape in self.features.items():
-                # In their own type at once: float32 copies of the largest case would not fit beside it.
+                # Drawn in the final dtype: a float32 copy of the largest case would not fit beside it.
                 values = torch.empty(self.groups, samples, *shape, dtype=dtype, device=device)
-                found[name] = values.normal_(generator=generator)
-            sets.append(found)
+                features[name] = values.normal_(generator=generator)
+            sets.append(features)
         return sets
 
 
 def paper_features(base: int) -> dict[str, tuple[int, int]]:
-    """Vectors and width of each of the 86 keys: 12 maps with 7 keys each, the norm of the input, the sample
-    itself.
-    """
+    """Return (vectors, width) of the 86 features: 12 maps with 7 each, ``norm_x`` and the sample itself."""
     maps = {"conv1": (32, 1), "layer1": (32, 1), "layer1_blk2": (32, 1)}
     for stage, (size, blocks) in {2: (16, (2, 4)), 3: (8, (2, 4, 6)), 4: (4, (2,))}.items():
         for suffix in ("", *(f"_blk{b}" for b in blocks)):
@@ -103,7 +101,7 @@ def paper_features(base: int) -> dict[str, tuple[int, int]]:
 
 
 def default_cases(device: torch.device) -> list[Case]:
-    """Those with figures of the authors' code on a GPU, small ones on the CPU."""
+    """Return the cases that the authors' code was measured with for a GPU, small ones for the CPU."""
     if device.type == "cuda":
         sizes = [(65_536, 256), (16_384, 256), (1_024, 512)]
         return [Case.single(groups, 64, 64, 16, width) for groups, width in sizes]
@@ -111,14 +109,15 @@ def default_cases(device: torch.device) -> list[Case]:
 
 
 def loss_operations(case: Case) -> float:
-    """Of the distances, one product for each temperature, and the final product."""
+    """Count the operations: distances, one product for each temperature, and the final product."""
     pairs = case.groups * case.generated * case.samples
     return 2.0 * pairs * case.numbers * (1 + len(TEMPERATURES) + 1)
 
 
 def measure_loss(case: Case, dtype: torch.dtype, device: torch.device, repeats: int) -> list[Row]:
-    """One case: ours, the PyTorch path (which may be ours), the plain implementation if it is small. Where
-    kernels do it, recorded as a CUDA graph too: what it costs a training step that is recorded as a whole.
+    """Measure one case beside the PyTorch path and, if it is small, the literal implementation.
+
+    If kernels compute the loss, measure it as a CUDA graph too, as in a captured training step.
     """
     sets = case.draw(dtype, device)
     leaves = [tensor.requires_grad_() for tensor in sets[0].values()]
@@ -141,10 +140,10 @@ def measure_loss(case: Case, dtype: torch.dtype, device: torch.device, repeats: 
     ours = run(lambda *given: loss(*given).loss)
     references = {"eager": ours}
     free(device)
-    recorded = None
+    captured = None
     if kernels and device.type == "cuda":
-        replay = _recorded(lambda: torch.autograd.grad(loss(*sets).loss, leaves))
-        recorded = timed(replay, device, repeats, cold_peak=True)
+        replay = _captured(lambda: torch.autograd.grad(loss(*sets).loss, leaves))
+        captured = timed(replay, device, repeats, cold_peak=True)
         del replay
         free(device)
     if kernels:
@@ -159,7 +158,7 @@ def measure_loss(case: Case, dtype: torch.dtype, device: torch.device, repeats: 
     key = (case.groups, case.generated, case.positives, case.negatives, case.numbers)
     engine = "kernels" if kernels else "PyTorch path"
     rows = []
-    for timing, how in ((ours, engine), *([(recorded, "CUDA graph")] if recorded else [])):
+    for timing, how in ((ours, engine), *([(captured, "CUDA graph")] if captured else [])):
         rows.append(
             Row(
                 case.name,
@@ -176,10 +175,8 @@ def measure_loss(case: Case, dtype: torch.dtype, device: torch.device, repeats: 
     return rows
 
 
-def _recorded(step: Callable[[], Any]) -> Callable[[], None]:
-    """Records a call that reads the same memory every time as a CUDA graph when it is first called, and
-    replays it.
-    """
+def _captured(step: Callable[[], Any]) -> Callable[[], None]:
+    """Return a function that captures ``step`` as a CUDA graph at the first call, and replays it."""
     graphs: list[torch.cuda.CUDAGraph] = []
 
     def replay() -> None:
@@ -191,15 +188,13 @@ def _recorded(step: Callable[[], Any]) -> Callable[[], None]:
 
 
 def _plain_bytes(case: Case) -> int:
-    """About the most that it holds, in its largest feature."""
+    """Estimate the peak memory of :func:`plain`, reached in the largest feature."""
     largest = max(vectors * (8 * case.generated + 2 * width) for vectors, width in case.features.values())
     return 4 * case.groups * case.samples * largest
 
 
 def plain(generated: Features, positives: Features, negatives: Features | None = None) -> Tensor:
-    """The released arithmetic, literally: every feature and every temperature by itself, the gradient from
-    autograd.
-    """
+    """Compute the released arithmetic literally: one feature and temperature at a time, with autograd."""
     total = torch.zeros((), device=next(iter(generated.values())).device)
     for name, gen in generated.items():
         given = [gen, positives[name], gen[:, :0] if negatives is None else negatives[name]]

@@ -1,4 +1,4 @@
-"""Counts what a piece of code launches and holds on the CPU, where PyTorch keeps no peak statistics."""
+"""Count launches and peak memory on the CPU, where PyTorch keeps no peak statistics."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ __all__ = ["Meter", "count_bytes"]
 
 
 class Meter(TorchDispatchMode):
-    """``launches``: operators that compute (views are free). ``peak``: most bytes of new storage alive at
-    once.
-    """
+    """Counts ``launches`` (operators, not views) and ``peak`` (bytes of new storage alive at once)."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -49,5 +47,5 @@ class Meter(TorchDispatchMode):
 
 
 def count_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """What they take, views counted as if they were copies."""
+    """Return the bytes of the tensors; a view counts like a copy."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

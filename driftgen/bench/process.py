@@ -1,8 +1,8 @@
-"""One of several processes that share a training step; started by ``driftgen bench scaling``.
+"""One process of a distributed training step; started by ``driftgen bench scaling``.
 
     python -m torch.distributed.run --nproc-per-node 2 -m driftgen.bench.process OUT REPEATS
 
-A small UNet, no encoder, float32, gloo. Counts what crosses between the processes in a step.
+A small UNet without encoder, float32, gloo. Counts the collectives of a step and their bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from driftgen.training.step import DriftStep, StepInputs
 __all__ = ["Collectives", "main"]
 
 CLASSES, SAMPLES, SIDE = 8, 16, 16
-# Below a MiB of weights, so that all gradients go into the first bucket of DistributedDataParallel.
+# Less than 1 MiB of weights: all gradients fit into the first bucket of DistributedDataParallel.
 SMALL: dict[str, Any] = {
     "input_size": SIDE,
     "widths": (16, 32),
@@ -41,7 +41,7 @@ SMALL: dict[str, Any] = {
 
 
 class Collectives(TorchDispatchMode):
-    """Names and bytes of the collectives in its block; ``loss`` tells those made within a loss call."""
+    """Records names and bytes of collectives, and whether a call of ``loss`` made them."""
 
     def __init__(self, loss: torch.nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -61,7 +61,7 @@ class Collectives(TorchDispatchMode):
 
 
 def main(out: Path, repeats: int) -> None:
-    """Times a step that all processes share, and writes what the first of them found."""
+    """Time a step that all processes share; the first process writes the record."""
     processes = Distributed.start("cpu")
     torch.manual_seed(0)
     generator = UNet2D(num_classes=CLASSES, **SMALL)
@@ -86,16 +86,16 @@ def main(out: Path, repeats: int) -> None:
         clip(generator.parameters(), 2.0)
         optimizer.step()
 
-    found = timed(run, processes.device, repeats, least_seconds=0)
+    timing = timed(run, processes.device, repeats, least_seconds=0)
     with Collectives(loss) as collectives:
         run()
     in_loss = [name for inside, name, _ in collectives.seen if inside]
     if processes.is_main:
         record = {
             "processes": processes.world_size,
-            "seconds": found.seconds,
-            "first_call_seconds": found.first_call_seconds,
-            "peak_bytes": found.peak_bytes,
+            "seconds": timing.seconds,
+            "first_call_seconds": timing.first_call_seconds,
+            "peak_bytes": timing.peak_bytes,
             "loss_collectives": len(in_loss),
             "gradient_collectives": len(collectives.seen) - len(in_loss),
             "collective_bytes": sum(size for _, _, size in collectives.seen),

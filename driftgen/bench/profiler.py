@@ -1,4 +1,4 @@
-"""Where the time of a training step goes: the most costly kernels, by the part of the step they belong to."""
+"""Profile of a training step: the most expensive kernels, by part of the step."""
 
 from __future__ import annotations
 
@@ -26,19 +26,18 @@ SHOWN = 20
 
 
 class Phases:
-    """Marks in a profile where each part of a step begins, forward and backward.
+    """Marks the beginning of each part of a step in a profile, forward and backward.
 
-    A step is one thing after the other, so a part lasts until the next mark, on whatever thread its backward
-    pass runs.
+    The parts of a step run one after the other, so a part ends at the next mark, on any thread.
     """
 
     def begin(self, name: str) -> None:
-        """From here on the work is that of part ``name``."""
+        """Mark the beginning of part ``name``."""
         with record_function(MARK + name):
             pass
 
     def watch(self, generator: nn.Module, features: FeatureStack, loss: nn.Module) -> None:
-        """Marks the beginnings of these three from now on."""
+        """Mark the calls of these three from now on."""
         generator.register_forward_pre_hook(lambda *_: self.begin("generator"))
         generator.register_forward_hook(lambda _module, _args, out: self._backward("generator", [out]))
         loss.register_forward_pre_hook(lambda *_: self.begin("loss"))
@@ -46,14 +45,14 @@ class Phases:
 
         def marked(x: Tensor) -> dict[str, Tensor]:
             self.begin("encoder")
-            found = encode(x)
-            self._backward("encoder", found.values())
-            return found
+            vectors = encode(x)
+            self._backward("encoder", vectors.values())
+            return vectors
 
         features.features = marked  # type: ignore[method-assign]
 
     def _backward(self, name: str, outputs: Iterable[Tensor]) -> None:
-        """The backward pass of a part begins when the gradient of an output is there."""
+        """Mark the backward pass of a part, which begins with the gradient of an output."""
         for output in outputs:
             if output.requires_grad:
                 output.register_hook(lambda _: self.begin(name))
@@ -61,38 +60,38 @@ class Phases:
 
 @dataclass(frozen=True)
 class Cost:
-    """One kernel (on the CPU: operator) within one part of a step."""
+    """Calls and time of one kernel (on the CPU: one operator) in one part of a step."""
 
     phase: str
     name: str
-    calls: float  # of one step
+    calls: float  # per step
     seconds: float
 
 
 def profile_step(run: Callable[[], Any], device: torch.device, steps: int = 1) -> list[Cost]:
-    """Costs of one step, the largest first. ``run`` has been run before, so that nothing is compiled now."""
+    """Return the costs of one step, the largest first. Warm ``run`` up before: compilation counts too."""
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
         torch.cuda.synchronize()
-    with profile(activities=activities, acc_events=True) as found:
+    with profile(activities=activities, acc_events=True) as recorded:
         for _ in range(steps):
             run()
         if device.type == "cuda":
             torch.cuda.synchronize()
-    return costs(found.events() or [], gpu=device.type == "cuda", steps=steps)
+    return costs(recorded.events() or [], gpu=device.type == "cuda", steps=steps)
 
 
 def costs(events: Iterable[Any], *, gpu: bool, steps: int) -> list[Cost]:
-    """Groups the events of a profile by part and name.
+    """Sum the events of a profile by part and name.
 
-    A kernel belongs to the part in which it was launched, however much later it ran.
+    A kernel belongs to the part that launched it, also if it runs later.
     """
     events = list(events)
     marks = sorted((e.time_range.start, e.name.removeprefix(MARK)) for e in events if e.name.startswith(MARK))
     times = [time for time, _ in marks]
-    # The call that launched a kernel (cudaLaunchKernel, ...) has its number. Operators have numbers of their
-    # own, and names such as aten::mm.
+    # A kernel has the id of the call that launched it (cudaLaunchKernel, ...). Operators (aten::mm, ...) have
+    # ids of their own.
     launches = {e.id: e.time_range.start for e in events if _on_host(e) and e.name.startswith("cu")}
     total: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for event in events:
@@ -104,25 +103,25 @@ def costs(events: Iterable[Any], *, gpu: bool, steps: int) -> list[Cost]:
         entry = total[marks[place][1] if place >= 0 else "other", event.name]
         entry[0] += 1
         entry[1] += spent / 1e6
-    found = [Cost(phase, name, n / steps, s / steps) for (phase, name), (n, s) in total.items()]
-    return sorted(found, key=lambda cost: -cost.seconds)
+    sums = [Cost(phase, name, n / steps, s / steps) for (phase, name), (n, s) in total.items()]
+    return sorted(sums, key=lambda cost: -cost.seconds)
 
 
 def _on_host(event: Any) -> bool:
     return bool(event.device_type == DeviceType.CPU)
 
 
-def show_costs(found: list[Cost], console: Console | None = None) -> None:
-    """The parts, and the most costly kernels of all."""
-    console, whole = console or Console(), sum(cost.seconds for cost in found) or 1.0
+def show_costs(costs: list[Cost], console: Console | None = None) -> None:
+    """Print the time of each part and the most expensive kernels."""
+    console, whole = console or Console(), sum(cost.seconds for cost in costs) or 1.0
     totals: dict[str, float] = defaultdict(float)
-    for cost in found:
+    for cost in costs:
         totals[cost.phase] += cost.seconds
     parts = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    rest = sorted(totals.keys() - set(PHASES))
+    phases = [*(phase for phase in PHASES if phase in totals), *sorted(totals.keys() - set(PHASES))]
     for column in ("part", "ms", "share"):
         parts.add_column(column, justify="left" if column == "part" else "right")
-    for phase in (*PHASES, *rest):
+    for phase in phases:
         parts.add_row(phase, f"{totals[phase] * 1000:.2f}", f"{totals[phase] / whole:.0%}")
     console.print(parts, "")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -130,7 +129,7 @@ def show_costs(found: list[Cost], console: Console | None = None) -> None:
     table.add_column("kernel", no_wrap=True, overflow="ellipsis", max_width=40)
     for column in ("calls", "ms", "share"):
         table.add_column(column, justify="right", no_wrap=True)
-    for cost in found[:SHOWN]:
+    for cost in costs[:SHOWN]:
         figures = f"{cost.calls:g}", f"{cost.seconds * 1000:.2f}", f"{cost.seconds / whole:.1%}"
         table.add_row(cost.phase, escape(cost.name), *figures)
     console.print(table)

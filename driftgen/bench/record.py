@@ -1,4 +1,4 @@
-"""Measurements side by side: a table that fits 80 columns, and the same as a JSON record."""
+"""Benchmark results: a table that fits 80 columns, and a JSON record."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = ["Floor", "Row", "check_json", "least_time", "machine", "make_record",
 
 @dataclass(frozen=True)
 class Floor:
-    """The least time there can be: all bytes moved once, all operations done, at the card's peaks.
+    """Lower bound of the time: all bytes moved once and all operations, at the card's peak rates.
 
-    The seconds are None where the peak is not known.
+    Seconds are None if the peak rate is not known.
     """
 
     bytes: float
@@ -37,7 +37,7 @@ class Floor:
 
     @property
     def seconds(self) -> float | None:
-        """The larger of the two."""
+        """Return the larger of the two bounds."""
         known = [s for s in (self.seconds_by_bytes, self.seconds_by_operations) if s is not None]
         return max(known, default=None)
 
@@ -45,31 +45,29 @@ class Floor:
 def least_time(
     card: Card | None, *, moved: float, operations: float, dtype: torch.dtype, fp8: bool = False
 ) -> Floor:
-    """The floor of work that moves so many bytes and does so many operations in numbers of this type, or in
-    8-bit ones.
-    """
+    """Return the floor of work that moves ``moved`` bytes and does ``operations`` in ``dtype``, or in fp8."""
     if card is None:
         return Floor(moved, operations)
-    # The peak is that of 16-bit products; float32 has others, which nobody measured.
+    # The known peak is that of 16-bit products; that of float32 was not measured.
     peak = card.fp8_operations if fp8 else card.operations if dtype.itemsize == 2 else None
     return Floor(moved, operations, moved / card.bytes, None if peak is None else operations / peak)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement and what it is compared with.
+    """One measurement and its references.
 
     Attributes:
         what: the case.
-        detail: how it was run.
-        timing: ours; None if it does not fit the memory.
-        references: other ways to the same result in the same run; None for one that does not fit.
-        release: the authors' code on such a card, if known.
-        floor: the least time there can be.
-        held_bytes: what was there before the first call and belongs to the work; counted in the peak.
-        least_bytes: inputs and outputs, where the peak is to be compared with them.
-        images: made by one call.
-        more: further figures for the record.
+        detail: options of the run.
+        timing: our time; None if out of memory.
+        references: other implementations measured in the same run; None for one that is out of memory.
+        release: the authors' code on the same card, if known.
+        floor: lower bound of the time.
+        held_bytes: bytes allocated before the first call that belong to the work; the peak includes them.
+        least_bytes: bytes of inputs and outputs, to compare the peak with.
+        images: samples per call.
+        more: further entries of the record.
     """
 
     what: str
@@ -84,8 +82,10 @@ class Row:
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def as_record(self) -> dict[str, Any]:
-        """All figures and ratios. Above 1, ``ratio`` means that ours is the faster; that of the floor is
-        ours over it.
+        """Return all figures for the JSON record.
+
+        ``ratio`` of a reference is its time over ours (above 1: ours is faster); that of the floor is our
+        time over the floor.
         """
         ours = self.timing
         record: dict[str, Any] = {"what": self.what, "detail": self.detail, "fits": ours is not None}
@@ -96,8 +96,8 @@ class Row:
                 record["images_per_second"] = self.images / (ours.queued_seconds or ours.seconds)
         seconds, peak = record.get("seconds"), record.get("peak_bytes")
         record["references"] = {
-            name: None if found is None else self._figures(found) | {"ratio": _ratio(found.seconds, seconds)}
-            for name, found in self.references.items()
+            name: timing and self._figures(timing) | {"ratio": _ratio(timing.seconds, seconds)}
+            for name, timing in self.references.items()
         }
         record["release"] = self.release and {
             "seconds": self.release.seconds,
@@ -126,7 +126,7 @@ class Row:
 
 
 def machine(device: torch.device) -> str:
-    """What the figures are of, in one line."""
+    """Return hardware and versions in one line."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else provenance("")["hardware"]
     return f"{name}, torch {torch.__version__}, driftgen {driftgen.__version__}"
 
@@ -134,7 +134,7 @@ def machine(device: torch.device) -> str:
 def make_record(
     command: str, arguments: Mapping[str, Any], device: torch.device, rows: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """The rows and where they come from."""
+    """Return the record of a run: rows, command, hardware and versions."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     about = {"gpu": gpu, "cuda": torch.version.cuda, "arguments": dict(arguments)}
     evaluator = (
@@ -145,17 +145,17 @@ def make_record(
 
 
 def show_rows(rows: Sequence[Row], title: str, console: Console | None = None) -> None:
-    """Each row on two lines: figures, and below them their ratios."""
-    found = [row.as_record() for row in rows]
-    names = list(dict.fromkeys(name for record in found for name in record["references"]))
-    release = any(record["release"] for record in found)
-    floor = any(record["floor"] and record["floor"]["seconds"] for record in found)
+    """Print each row on two lines: figures, and their ratios below."""
+    records = [row.as_record() for row in rows]
+    names = list(dict.fromkeys(name for record in records for name in record["references"]))
+    release = any(record["release"] for record in records)
+    floor = any(record["floor"] and record["floor"]["seconds"] for record in records)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     columns = ["ours", *names, *["release"] * release, *["floor"] * floor, "peak", "cold"]
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
-    for record in found:
+    for record in records:
         cells = [_ours(record), *(_reference(record, name) for name in names)]
         if release:
             cells.append(_pair(record["release"]))
@@ -167,15 +167,15 @@ def show_rows(rows: Sequence[Row], title: str, console: Console | None = None) -
     console = console or Console()
     console.print(f"[bold]{escape(title)}[/]", highlight=False)
     console.print(table)
-    notes = ["Below: others over ours" if names or release else "Below"]
+    notes = ["Second line: reference over ours" if names or release else "Second line"]
     notes += ["ours over floor"] if floor else []
     notes += ["peak over inputs + outputs"] if any(row.least_bytes for row in rows) else []
-    notes += ["images a second"] if any(row.images for row in rows) else []
+    notes += ["samples per second"] if any(row.images for row in rows) else []
     console.print(f"[dim]{', '.join(notes)}. Cold: first call.[/]", width=min(console.width, 80))
 
 
 def check_json(path: Path | None) -> None:
-    """Refuses a path that cannot be written to, before anything is measured."""
+    """Raise an InputError if ``path`` cannot be written, before anything is measured."""
     if path is None:
         return
     try:
@@ -190,14 +190,14 @@ def check_json(path: Path | None) -> None:
 
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:
-    """The record as a file."""
+    """Write the record to a file."""
     with atomic_write(path) as scratch:
         scratch.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def _ours(record: Mapping[str, Any]) -> str:
     if not record["fits"]:
-        return _cell("no room")
+        return _cell("OOM")
     rate = record.get("images_per_second")
     return _cell(f"[bold]{_duration(record['seconds'])}[/]", "" if rate is None else _rate(rate))
 
@@ -205,12 +205,12 @@ def _ours(record: Mapping[str, Any]) -> str:
 def _reference(record: Mapping[str, Any], name: str) -> str:
     if name not in record["references"]:
         return ""
-    found = record["references"][name]
-    return _cell("no room") if found is None else _pair(found)
+    figures = record["references"][name]
+    return _cell("OOM") if figures is None else _pair(figures)
 
 
-def _pair(found: Mapping[str, Any] | None) -> str:
-    return "" if found is None else _cell(_duration(found["seconds"]), _times(found["ratio"]))
+def _pair(figures: Mapping[str, Any] | None) -> str:
+    return "" if figures is None else _cell(_duration(figures["seconds"]), _times(figures["ratio"]))
 
 
 def _cell(above: str, below: str = "") -> str:
@@ -226,7 +226,7 @@ def _times(ratio: float | None) -> str:
 
 
 def _rate(rate: float) -> str:
-    """Three digits: 1,020/s."""
+    """Format with three digits: 1,020/s."""
     return f"{float(f'{rate:.3g}'):,.0f}/s" if rate >= 100 else f"{rate:.3g}/s"
 
 

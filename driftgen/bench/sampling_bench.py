@@ -1,5 +1,6 @@
-"""One-step sampling, from drawn noise to samples on the device: eager, compiled, as a CUDA graph, in 8-bit
-products; and from labels to samples on the host, as a caller of the pipeline waits for them."""
+"""``driftgen bench sampling``: from noise to samples on the device (eager, compiled, CUDA graph, fp8); from
+labels to samples on the host (pipeline).
+"""
 
 from __future__ import annotations
 
@@ -40,14 +41,12 @@ Network = dit.DiT | unet.UNet2D
 
 
 def default_presets(device: torch.device) -> tuple[list[str], list[int]]:
-    """Presets and batches: the paper's on a GPU; on the CPU those of 32-pixel images, the UNet of the
-    ``cifar10`` recipe first.
-    """
+    """Return presets and batch sizes: the paper's for a GPU, those of 32-pixel images for the CPU."""
     return (["B/2", "L/2"], [1, 64, 256]) if device.type == "cuda" else (["32px", "S/2-32px"], [1, 8])
 
 
 def default_modes(device: torch.device, presets: Sequence[str]) -> list[str]:
-    """All that the device and the presets know; on the CPU, where compiling takes minutes, the first two."""
+    """Return all modes that the device and the presets support; eager and compiled for the CPU."""
     if device.type != "cuda":
         return list(MODES[:2])
     try:
@@ -58,7 +57,7 @@ def default_modes(device: torch.device, presets: Sequence[str]) -> list[str]:
 
 
 def make_generator(preset: str) -> Network:
-    """A DiT or a UNet by the name of its preset, with random weights."""
+    """Build a DiT or a UNet by the name of its preset, with random weights."""
     if preset in dit.PRESETS:
         return dit.DiT.preset(preset)
     if preset in unet.PRESETS:
@@ -69,7 +68,7 @@ def make_generator(preset: str) -> Network:
 def check_sampling(
     presets: Sequence[str], batches: Sequence[int], modes: Sequence[str], device: torch.device
 ) -> None:
-    """Refuses what cannot be measured, before anything is."""
+    """Raise an InputError for a combination that cannot be measured."""
     for preset in presets:
         if preset not in dit.PRESETS and preset not in unet.PRESETS:
             raise unknown_name("preset", preset, [*dit.PRESETS, *unet.PRESETS])
@@ -80,7 +79,7 @@ def check_sampling(
         if mode not in MODES:
             raise unknown_name("mode", mode, MODES)
     if "graph" in modes and device.type != "cuda":
-        raise InputError("mode=graph needs an NVIDIA GPU: CUDA graphs are a thing of theirs")
+        raise InputError(f"mode=graph needs an NVIDIA GPU: device={device.type} has no CUDA graphs")
     if "fp8" in modes:
         _check_fp8(presets, device)
     for mode in modes:
@@ -95,7 +94,7 @@ def _check_fp8(presets: Sequence[str], device: torch.device) -> None:
     check_fp8(device)
     for preset in presets:
         if preset not in dit.PRESETS:
-            raise InputError(f"mode=fp8: preset={preset} has no layers for it, those of DiT have")
+            raise InputError(f"mode=fp8: preset={preset} has no fp8 layers; give a DiT preset, such as B/2")
 
 
 def measure_sampling(
@@ -107,23 +106,23 @@ def measure_sampling(
     repeats: int,
     on_row: Callable[[float], None] = lambda seconds: None,
 ) -> list[Row]:
-    """One generator at each batch, in each mode; the eager call of the same run is the reference."""
+    """Measure a generator at each batch size in each mode; the reference is the eager call."""
     torch.manual_seed(0)
     network = make_generator(preset).to(device, dtype).eval()
     operations = count_operations(_call(network, 1))
     errors = fp8_errors(preset, dtype, device) if "fp8" in modes else []
     card, rows = card_of(device), []
     for batch in batches:
-        found: dict[str, Timing | None] = {}
+        timings: dict[str, Timing | None] = {}
         for mode in sorted({"eager", *modes}, key=MODES.index):
             compiled = "compiled" in modes if mode == "graph" else mode != "eager"
-            found[mode], held = _time_mode(network, mode, compiled, batch, device, repeats)
-            timing = found[mode]
+            timings[mode], held = _time_mode(network, mode, compiled, batch, device, repeats)
+            timing = timings[mode]
             on_row(0.0 if timing is None else timing.seconds)
             if mode not in modes:
                 continue
-            numbers = 2 * batch * network.config.in_channels * network.config.input_size**2
-            moved = held + numbers * dtype.itemsize
+            elements = 2 * batch * network.config.in_channels * network.config.input_size**2
+            moved = held + elements * dtype.itemsize
             detail = {"graph": f"graph, {'compiled' if compiled else 'eager'}", "fp8": "graph, fp8"}
             more = {"preset": preset, "batch": batch, "mode": mode, "operations_an_image": operations}
             rows.append(
@@ -131,7 +130,7 @@ def measure_sampling(
                     f"{type(network).__name__} {preset} x {batch}",
                     detail.get(mode, mode),
                     timing,
-                    {} if mode == "eager" else {"eager": found["eager"]},
+                    {} if mode == "eager" else {"eager": timings["eager"]},
                     card.sampling.get((preset, batch)) if card and dtype == torch.bfloat16 else None,
                     least_time(
                         card, moved=moved, operations=batch * operations, dtype=dtype, fp8=mode == "fp8"
@@ -147,8 +146,9 @@ def measure_sampling(
 
 
 def fp8_errors(preset: str, dtype: torch.dtype, device: torch.device, count: int = 8) -> list[dict[str, Any]]:
-    """‖x - y‖ / ‖y‖ of samples in 8-bit products against those without, from the same noise, in this number
-    type and in float32. Random weights; with the larger deviation the blocks weigh more.
+    """Compute ‖x - y‖ / ‖y‖ of fp8 samples against ``dtype`` and float32 samples from the same noise.
+
+    Weights are random; blocks contribute more with the larger standard deviation.
     """
     rows = []
     for std in (0.02, 0.3):
@@ -179,31 +179,31 @@ def _distance(x: Tensor, y: Tensor) -> float:
 def _time_mode(
     network: Network, mode: str, compiled: bool, batch: int, device: torch.device, repeats: int
 ) -> tuple[Timing | None, int]:
-    """None if it does not fit; and the bytes of the weights."""
-    # Each mode compiles anew, so that its first call is one.
+    """Return the timing, None if out of memory, and the bytes of the weights."""
+    # Each mode compiles from scratch, so that its first call is a cold one.
     torch.compiler.reset()
-    made = network if mode == "eager" else copy.deepcopy(network)
+    variant = network if mode == "eager" else copy.deepcopy(network)
     if mode == "fp8":
-        use_fp8(made)
-    held = count_bytes(made.state_dict().values())
+        use_fp8(variant)
+    held = count_bytes(variant.state_dict().values())
     timing, call = None, None
     try:
         with static_shapes():
-            call = _prepare(made, mode, compiled, batch)
-            recorded = mode not in ("eager", "compiled")
-            timing = timed(call, device, repeats, warmup=3, meter=not compiled, cold_peak=recorded)
+            call = _prepare(variant, mode, compiled, batch)
+            captured = mode not in ("eager", "compiled")
+            timing = timed(call, device, repeats, warmup=3, meter=not compiled, cold_peak=captured)
     except torch.cuda.OutOfMemoryError:
         pass
     except TorchDynamoException as error:
         raise _not_compiled(mode, error) from None
-    del call, made
+    del call, variant
     free(device)
     return timing, held
 
 
 def _not_compiled(mode: str, error: RuntimeError) -> InputError:
     why = next(iter(str(error).splitlines()), type(error).__name__)
-    return InputError(f"mode={mode}: torch.compile fails here: {why}; or give --mode eager")
+    return InputError(f"mode={mode}: torch.compile fails: {why}; give --mode eager")
 
 
 def _prepare(network: Network, mode: str, compiled: bool, batch: int) -> Callable[[], Tensor]:

@@ -1,4 +1,4 @@
-"""How time and memory grow: with classes, samples, features, width and processes, and as what power."""
+"""``driftgen bench scaling``: growth of time and memory with classes, samples, features, width, processes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 PARTS = ("loss", "step", "processes")
-# Where each axis starts; it doubles from point to point while the others stay at the second value.
+# (start, value while other axes vary) of each axis; each point doubles the previous one.
 LOSS_AXES = {
     "cpu": {"classes": (8, 16), "samples": (8, 32), "features": (1, 4), "width": (16, 64)},
     "cuda": {"classes": (64, 256), "samples": (4, 64), "features": (1, 4), "width": (32, 256)},
@@ -45,7 +45,7 @@ STEP_AXES = {
     "cpu": {"classes": (1, 2), "samples": (2, 4)},
     "cuda": {"classes": (1, 4), "samples": (8, 32)},
 }
-VECTORS = 16  # of each feature
+VECTORS = 16  # per feature
 OnPoint = Callable[[float], None]
 
 
@@ -60,7 +60,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """All points of one axis, and what power of it time and memory grow with."""
+    """Points along one axis, and the exponents of time and memory."""
 
     part: str
     axis: str
@@ -68,7 +68,7 @@ class Curve:
 
     @property
     def exponents(self) -> dict[str, float | None]:
-        """Of ``seconds`` and ``peak_bytes``."""
+        """Exponents of ``seconds`` and ``peak_bytes``."""
         x = [float(p.value) for p in self.points]
         return {
             "seconds": exponent(x, [p.seconds for p in self.points]),
@@ -76,13 +76,14 @@ class Curve:
         }
 
     def as_record(self) -> dict[str, Any]:
-        """For the JSON file."""
+        """Return the entry of the JSON record."""
         return asdict(self) | {"exponents": self.exponents}
 
 
 def exponent(x: Sequence[float], y: Sequence[float]) -> float | None:
-    """p of y ∝ xᵖ by least squares in logarithms over the upper half of the points, where the constant cost
-    of a call counts least; None for fewer than two points.
+    """Fit p of y ∝ xᵖ by least squares of logarithms; None for fewer than two points.
+
+    Only the upper half of the points counts, since the constant cost of a call matters least there.
     """
     keep = slice(min((len(x) - 1) // 2, len(x) - 2), None)
     if len(x) < 2 or min(y[keep]) <= 0:
@@ -91,7 +92,7 @@ def exponent(x: Sequence[float], y: Sequence[float]) -> float | None:
 
 
 def count_points(parts: Sequence[str], device: torch.device, points: int) -> int:
-    """How many measurements there will be."""
+    """Return the number of measurements."""
     axes = {"loss": len(LOSS_AXES[device.type]), "step": len(STEP_AXES[device.type])}
     return sum(axes[part] * points if part in axes else 2 for part in parts)
 
@@ -99,31 +100,32 @@ def count_points(parts: Sequence[str], device: torch.device, points: int) -> int
 def measure_growth(
     part: str, device: torch.device, points: int, repeats: int, on_point: OnPoint = lambda seconds: None
 ) -> list[Curve]:
-    """The curves of ``"loss"`` or ``"step"``. An axis ends early where the memory does."""
+    """Measure the curves of ``"loss"`` or ``"step"``. An axis ends early if memory runs out."""
     if points < 2:
         raise InputError(f"points={points} must be at least 2")
     axes = (LOSS_AXES if part == "loss" else STEP_AXES)[device.type]
     measure = _measure_loss if part == "loss" else _measure_step
-    usual = {axis: value for axis, (_, value) in axes.items()}
+    fixed = {axis: value for axis, (_, value) in axes.items()}
     curves = []
     for axis, (start, _) in axes.items():
-        found = []
+        measured = []
         for i in range(points):
             value = start * 2**i
             try:
-                found.append(Point(value, *measure(usual | {axis: value}, device, repeats)))
+                measured.append(Point(value, *measure(fixed | {axis: value}, device, repeats)))
             except torch.cuda.OutOfMemoryError:
                 break
             finally:
                 free(device)
-            on_point(found[-1].seconds)
-        curves.append(Curve(part, axis, found))
+            on_point(measured[-1].seconds)
+        curves.append(Curve(part, axis, measured))
     return curves
 
 
 def _measure_loss(at: dict[str, int], device: torch.device, repeats: int) -> tuple[float, int | None]:
-    """Seconds, and peak bytes beyond the inputs, of the loss: as many positives as generated samples, a
-    quarter as many negatives.
+    """Return seconds and peak bytes beyond the inputs of the loss.
+
+    There are as many positives as generated samples, and a quarter as many negatives.
     """
     n = at["samples"]
     shapes = {f"feature {i}": (VECTORS, at["width"]) for i in range(at["features"])}
@@ -131,38 +133,39 @@ def _measure_loss(at: dict[str, int], device: torch.device, repeats: int) -> tup
     sets = case.draw(torch.bfloat16 if device.type == "cuda" else torch.float32, device)
     leaves = [tensor.requires_grad_() for tensor in sets[0].values()]
     loss = DriftingLoss(TEMPERATURES)
-    found = timed(lambda: torch.autograd.grad(loss(*sets).loss, leaves), device, repeats)
-    return found.seconds, found.peak_bytes
+    timing = timed(lambda: torch.autograd.grad(loss(*sets).loss, leaves), device, repeats)
+    return timing.seconds, timing.peak_bytes
 
 
 def _measure_step(at: dict[str, int], device: torch.device, repeats: int) -> tuple[float, int | None]:
-    """Seconds and peak bytes beyond the networks of a whole step."""
+    """Return seconds and peak bytes beyond the networks of a whole step."""
     n = at["samples"]
     sizes = Sizes(at["classes"], n, n, max(n // 4, 1))
     if device.type == "cpu":
         sizes = replace(sizes, preset="S/2-32px", depth=1, base=8, dtype=torch.float32)
-    found = timed(build_step(sizes, device).run, device, repeats)
-    return found.seconds, found.peak_bytes
+    timing = timed(build_step(sizes, device).run, device, repeats)
+    return timing.seconds, timing.peak_bytes
 
 
 def measure_processes(counts: Sequence[int], repeats: int, on_point: OnPoint = lambda _: None) -> list[Any]:
-    """The same step shared by so many processes of one thread each on this CPU: seconds, and what crosses
-    between them; one record for each count.
+    """Measure one step shared by ``count`` CPU processes of one thread each, for each count.
+
+    Each record holds seconds, collectives and their bytes.
     """
-    found = []
+    records = []
     for count in counts:
         with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / "found.json"
+            out = Path(folder) / "record.json"
             words = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
             words += ["--nproc-per-node", str(count), "-m", "driftgen.bench.process", str(out), str(repeats)]
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
             if done.returncode or not out.exists():
                 why = next(iter(done.stderr.strip().splitlines()[-1:]), "no message")
-                raise InputError(f"{count} processes do not run together on this machine: {why}")
-            found.append(json.loads(out.read_text(encoding="utf-8")))
-        on_point(found[-1]["seconds"])
-    return found
+                raise InputError(f"{count} processes failed to run: {why}")
+            records.append(json.loads(out.read_text(encoding="utf-8")))
+        on_point(records[-1]["seconds"])
+    return records
 
 
 def show_growth(
@@ -171,7 +174,7 @@ def show_growth(
     device: torch.device,
     console: Console | None = None,
 ) -> None:
-    """Exponents, and the collectives of a step."""
+    """Print the exponents, and the collectives of a step."""
     console = console or Console()
     if curves:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -191,10 +194,10 @@ def show_growth(
                 "" if last.peak_bytes is None else f"{last.peak_bytes / 2**20:,.0f}",
             )
         console.print(table)
-        console.print("[dim]~ n^p: fitted power of the axis, over the upper half of its points.[/]")
+        console.print("[dim]~ n^p: power fit over the upper half of the points.[/]")
     if processes:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        console.print("[bold]One step shared by processes of one CPU thread each[/]")
+        console.print("[bold]One step shared by CPU processes of one thread each[/]")
         for column in ("processes", "ms", "speed", "loss collectives", "gradient collectives", "KiB"):
             table.add_column(column, justify="right")
         for row in processes:

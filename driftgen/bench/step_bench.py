@@ -1,5 +1,8 @@
-"""One whole training step on synthetic samples and random weights: generator, encoder of generated (with
-gradient) and real samples, drifting loss, clipping, AdamW, EMA."""
+"""``driftgen bench step``: one training step of the paper's ablation on synthetic latents and random weights.
+
+A step is the generator, the encoder of generated (with gradient) and real samples, the drifting loss,
+clipping, AdamW and EMA.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from driftgen.bench.loss_bench import Case, loss_operations
 from driftgen.bench.memory import count_bytes
 from driftgen.bench.profiler import Cost, Phases, profile_step
 from driftgen.bench.record import Row, least_time
+from driftgen.bench.switches import op_names, without_op
 from driftgen.bench.weights import randomize_zero_weights
 from driftgen.drift.guidance import sample_alpha
 from driftgen.drift.loss import DriftingLoss
@@ -37,22 +41,25 @@ __all__ = [
     "Sizes",
     "build_step",
     "count_operations",
+    "count_step_operations",
     "default_sizes",
     "measure_steps",
     "profile_sizes",
 ]
 
 LATENT = (4, 32, 32)
-ENLIVENED = 0.02  # standard deviation of the weights that start at zero
-REFERENCE_REPEATS = 2  # of the plain way, which takes several times as long
-PRESET_DEPTH = 12  # of the paper's B/2
+RANDOM_STD = 0.02  # of the weights that are initialized to zero
+REFERENCE_REPEATS = 2  # the reference takes several times as long
+PRESET_DEPTH = 12  # blocks of the paper's B/2
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a step is made of. The defaults are the paper's ablation configuration at an eighth of its
-    classes, the most that the authors' code has been measured with on one card; attention is in float32
-    there, as in their configuration of it.
+    """Sizes and options of a step.
+
+    The defaults are the paper's ablation configuration with 8 of its 64 classes, the largest batch that the
+    authors' code was measured with on one card. Attention is in float32, as in their configuration.
+    ``without`` names an op of ``driftgen.ops`` to switch off.
     """
 
     classes: int = 8
@@ -67,7 +74,9 @@ class Sizes:
     compile: bool = False
     graph: bool = False
     channels_last: bool = False
+    checkpoint_blocks: bool = False
     attention_float32: bool = True
+    without: str | None = None
     dtype: torch.dtype = torch.bfloat16
 
     def __post_init__(self) -> None:
@@ -80,20 +89,24 @@ class Sizes:
         if self.micro > self.classes:
             raise InputError(f"micro={self.micro} must not be above classes={self.classes}")
         if self.graph and self.micro > 1:
-            raise InputError(f"graph: a step in {self.micro} parts is not recorded; give micro=1")
+            raise InputError(
+                f"--graph with micro={self.micro}: only a whole step is captured; give --micro 1"
+            )
         if self.mode not in ("exact", "previous"):
             raise unknown_name("mode", self.mode, ("exact", "previous"))
         if self.preset not in PRESETS:
             raise unknown_name("preset", self.preset, PRESETS)
+        if self.without is not None and self.without not in op_names():
+            raise unknown_name("without", self.without, op_names())
 
     @property
     def real(self) -> int:
-        """Positives and unconditional samples of a class."""
+        """Real samples of a class: positives and unconditional ones."""
         return self.positives + self.unconditional
 
 
 def default_sizes(device: torch.device) -> Sizes:
-    """The paper's networks on a GPU; small ones on the CPU, where they would take minutes."""
+    """Return the paper's sizes for a GPU, small ones for the CPU."""
     if device.type == "cuda":
         return Sizes()
     return Sizes(2, 4, 4, 1, preset="S/2-32px", depth=2, base=16, dtype=torch.float32)
@@ -101,7 +114,7 @@ def default_sizes(device: torch.device) -> Sizes:
 
 @dataclass(frozen=True)
 class Built:
-    """A step that can be run, its parts, and what they hold before the first one."""
+    """A step that can be run, its parts, and the bytes of their weights."""
 
     run: Callable[[], torch.Tensor]
     generator: DiT
@@ -111,11 +124,12 @@ class Built:
 
 
 def build_step(sizes: Sizes, device: torch.device, phases: Phases | None = None) -> Built:
-    """The networks and the step, as a run has them; ``phases`` marks where each part begins."""
+    """Build the networks and the step as a run does; ``phases`` marks the beginning of each part."""
     torch.manual_seed(0)
     options: dict[str, Any] = {"in_channels": LATENT[0], "num_classes": 1000, "depth": sizes.depth}
-    generator = DiT.preset(sizes.preset, attention_float32=sizes.attention_float32, **options).to(device)
-    randomize_zero_weights(generator, ENLIVENED)
+    options |= {"attention_float32": sizes.attention_float32, "checkpoint_blocks": sizes.checkpoint_blocks}
+    generator = DiT.preset(sizes.preset, **options).to(device)
+    randomize_zero_weights(generator, RANDOM_STD)
     encoder: Any = ResNetMAE(LATENT[0], sizes.base, decoder=False)
     phi = FeatureStack([encoder]).to(device)
     averages = EMA(generator, [0.999])
@@ -130,16 +144,16 @@ def build_step(sizes: Sizes, device: torch.device, phases: Phases | None = None)
     if phases is not None:
         phases.watch(generator, phi, loss)
     autocast = None if sizes.dtype == torch.float32 else sizes.dtype
-    how: dict[str, Any] = {"micro": sizes.micro, "mode": sizes.mode, "autocast": autocast}
-    step = DriftStep(generator, phi, loss, generated=sizes.generated, **how)
+    parts: dict[str, Any] = {"micro": sizes.micro, "mode": sizes.mode, "autocast": autocast}
+    step = DriftStep(generator, phi, loss, generated=sizes.generated, **parts)
     compute = GraphedStep(step, generator.parameters(), _refuse) if sizes.graph else step
-    drawn = _draw(sizes, generator, device)
+    inputs = _draw(sizes, generator, device)
 
     def run() -> torch.Tensor:
         if phases is not None:
             phases.begin("optimizer")
         optimizer.zero_grad()
-        out = compute(drawn)
+        out = compute(inputs)
         if phases is not None:
             phases.begin("optimizer")
         clip(generator.parameters(), 2.0)
@@ -153,7 +167,7 @@ def build_step(sizes: Sizes, device: torch.device, phases: Phases | None = None)
 
 
 def _refuse(why: str) -> None:
-    """What was not recorded must not be shown as if it were."""
+    """Raise an error, since a step without a CUDA graph must not be shown as one with it."""
     raise InputError(f"graph: {why}")
 
 
@@ -170,31 +184,41 @@ def _draw(sizes: Sizes, generator: DiT, device: torch.device) -> StepInputs:
 
 @torch.no_grad()
 def count_operations(call: Callable[[], Any]) -> int:
-    """Operations of the products, convolutions and attention in one call."""
-    # Only attention written out as products is counted on every device, and none in kernels of our own.
+    """Count the floating-point operations of the matrix products, convolutions and attention in one call."""
+    # The counter does not see Triton kernels, and sees attention on every device only as matrix products.
     with without_kernels(), FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         call()
     return int(counter.get_total_flops())
 
 
 def step_operations(sizes: Sizes, built: Built) -> float:
-    """Of a step without recomputation: the backward pass costs two forward ones, one through the frozen
-    encoder.
+    """Count the operations of a step without recomputation."""
+    counts = sizes.classes, sizes.generated, sizes.positives, sizes.unconditional
+    return count_step_operations(built.generator, built.features, *counts)
+
+
+def count_step_operations(
+    generator: Any, features: FeatureStack, classes: int, generated: int, positives: int, unconditional: int
+) -> float:
+    """Count the operations of a training step of these networks without recomputation.
+
+    The backward pass costs two forward passes of the generator, and one of the frozen encoder.
     """
-    sample = torch.randn(1, *LATENT, device=next(built.generator.parameters()).device)
-    labels = torch.zeros(1, dtype=torch.int64, device=sample.device)
-    noise = built.generator.sample_noise(1)
-    generator = count_operations(lambda: built.generator(noise, labels, 1.0))
+    device = next(generator.parameters()).device
+    sample = torch.randn(1, *generator.sample_shape, device=device)
+    labels = torch.zeros(1, dtype=torch.int64, device=device)
+    noise = generator.sample_noise(1)
+    generate = count_operations(lambda: generator(noise, labels, 1.0))
     shapes: dict[str, tuple[int, int]] = {}
 
     def encode() -> None:
-        found = built.features.features(sample)
-        shapes.update({name: (value.shape[1], value.shape[2]) for name, value in found.items()})
+        vectors = features.features(sample)
+        shapes.update({name: (value.shape[1], value.shape[2]) for name, value in vectors.items()})
 
     encoder = count_operations(encode)
-    case = Case("", sizes.classes, sizes.generated, sizes.positives, sizes.unconditional, shapes)
-    each = sizes.generated * (3 * generator + 2 * encoder) + sizes.real * encoder
-    return sizes.classes * each + loss_operations(case)
+    case = Case("", classes, generated, positives, unconditional, shapes)
+    each = generated * (3 * generate + 2 * encoder) + (positives + unconditional) * encoder
+    return classes * each + loss_operations(case)
 
 
 def measure_steps(
@@ -203,8 +227,8 @@ def measure_steps(
     repeats: int,
     on_row: Callable[[int, float], None] = lambda done, seconds: None,
 ) -> list[Row]:
-    """Ways to run the same step, beside the plain way: whole, not compiled, with the loss in PyTorch."""
-    plain = _plainest(variants[0])
+    """Measure variants of a step. The reference is one whole batch, not compiled, without Triton kernels."""
+    plain = _plain_sizes(variants[0])
     with without_kernels():
         reference, held = _time_step(plain, device, min(repeats, REFERENCE_REPEATS))
     on_row(1, 0.0 if reference is None else reference.seconds)
@@ -231,8 +255,10 @@ def _row(
     card = card_of(device)
     words = [f"{sizes.micro} parts, {sizes.mode}" if sizes.micro > 1 else "whole"]
     words += ["compiled"] * sizes.compile + ["CUDA graph"] * sizes.graph
-    words += ["channels last"] * sizes.channels_last
+    words += ["channels last"] * sizes.channels_last + ["checkpoint"] * sizes.checkpoint_blocks
     words += ["16-bit attention"] * (sizes.dtype != torch.float32 and not sizes.attention_float32)
+    if sizes.without is not None:
+        words = [f"without {sizes.without}"]
     release = None
     if card is not None and sizes.dtype == torch.bfloat16 and sizes.depth == PRESET_DEPTH:
         counts = sizes.classes, sizes.generated, sizes.positives, sizes.unconditional
@@ -244,7 +270,7 @@ def _row(
         timing,
         {"eager": reference},
         release,
-        # Bytes depend on what is recomputed, and bound the step less tightly.
+        # Bytes depend on recomputation, and are a weaker bound than operations.
         least_time(card, moved=0, operations=operations, dtype=sizes.dtype),
         held_bytes=held,
         more={"sizes": values | {"dtype": str(sizes.dtype).removeprefix("torch.")}},
@@ -252,27 +278,30 @@ def _row(
 
 
 def profile_sizes(sizes: Sizes, device: torch.device) -> list[Cost]:
-    """Where the time of one step goes: launch by launch, as only launches tell which part they belong to."""
+    """Profile one step without a CUDA graph, since only single launches can be assigned to a part."""
     phases = Phases()
-    built = build_step(replace(sizes, graph=False), device, phases)
-    for _ in range(2):
-        built.run()
-    return profile_step(built.run, device)
+    with without_op(sizes.without):
+        built = build_step(replace(sizes, graph=False), device, phases)
+        for _ in range(2):
+            built.run()
+        return profile_step(built.run, device)
 
 
-def _plainest(sizes: Sizes) -> Sizes:
-    return replace(sizes, micro=1, mode="exact", compile=False, graph=False, channels_last=False)
+def _plain_sizes(sizes: Sizes) -> Sizes:
+    changes: dict[str, Any] = {"micro": 1, "mode": "exact", "checkpoint_blocks": False, "without": None}
+    return replace(sizes, compile=False, graph=False, channels_last=False, **changes)
 
 
 def _time_step(sizes: Sizes, device: torch.device, repeats: int) -> tuple[Timing | None, int]:
-    """None if it does not fit; and the bytes of the networks and of the optimiser."""
+    """Return the timing, None if out of memory, and the bytes of the networks and the optimizer."""
     timing, held = None, 0
     torch.compiler.reset()
     try:
-        built = build_step(sizes, device)
-        held = built.held_bytes
-        timing = timed(built.run, device, repeats, meter=not sizes.compile, cold_peak=sizes.graph)
-        if device.type == "cpu":  # made in the first step, where the GPU's statistics count them
+        with without_op(sizes.without):
+            built = build_step(sizes, device)
+            held = built.held_bytes
+            timing = timed(built.run, device, repeats, meter=not sizes.compile, cold_peak=sizes.graph)
+        if device.type == "cpu":  # allocated in the first step; on a GPU the statistics include them
             held += count_bytes(t for state in built.optimizer.state.values() for t in state.values())
     except torch.cuda.OutOfMemoryError:
         pass

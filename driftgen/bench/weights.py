@@ -1,4 +1,4 @@
-"""Random weights under which a network does something."""
+"""Random weights for benchmarks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ __all__ = ["randomize_zero_weights"]
 
 @torch.no_grad()
 def randomize_zero_weights(network: nn.Module, std: float) -> None:
-    """Draws anew the weights that start at zero, so that gates are open and samples differ, as they do in
-    training: with equal samples, all distances among them would be 0, and the loss another case.
+    """Draw the weights that are initialized to zero, so that gates are open and samples differ.
+
+    Equal samples would have distances of 0, which the loss treats as a special case.
     """
     for parameter in network.parameters():
         if parameter.ndim > 1 and not parameter.any():

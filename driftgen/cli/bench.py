@@ -1,54 +1,69 @@
-"""Speed and memory on this machine: ``bench loss``, ``bench step``, ``bench sampling``, ``bench scaling``."""
+"""``driftgen bench``: time and memory of the loss, training steps, pretraining and sampling; their growth."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from driftgen.cli.options import Device
 from driftgen.errors import InputError, unknown_name
 
+if TYPE_CHECKING:
+    from driftgen.bench.profiler import Cost
+    from driftgen.bench.record import Row
+
 __all__ = ["bench"]
 
-Json = Annotated[Path | None, typer.Option(help="File to write the figures to, too.")]
-Repeats = Annotated[int, typer.Option(help="Calls by the clock; their median counts.")]
-Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16; bfloat16 on a GPU if not given.")]
+Json = Annotated[Path | None, typer.Option(help="JSON file for the results.")]
+Repeats = Annotated[int, typer.Option(help="Timed calls; the median is shown.")]
+Dtype = Annotated[str | None, typer.Option(help="float32 or bfloat16; default: bfloat16 on a GPU.")]
+Profile = Annotated[bool, typer.Option("--profile", help="Show the 20 most expensive kernels.")]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", help="Change of the recipe: compile=false; repeatable.")
+]
+Without = Annotated[
+    list[str] | None,
+    typer.Option(help="Add a row with this op switched off: attention, adaln, loss, ...; repeatable."),
+]
 
 bench = typer.Typer(help="Measure time and memory beside references of the same run.", no_args_is_help=True)
 
 
 @bench.command()
 def loss(
-    groups: Annotated[int | None, typer.Option(help="Groups; cases of its own if no size is given.")] = None,
-    generated: Annotated[int | None, typer.Option(help="Generated samples of a group.")] = None,
-    positives: Annotated[int | None, typer.Option(help="Positives of a group.")] = None,
-    negatives: Annotated[int | None, typer.Option(help="Further negatives of a group.")] = None,
-    width: Annotated[int | None, typer.Option(help="Numbers of a vector.")] = None,
+    groups: Annotated[
+        int | None, typer.Option(help="Groups (classes). Without any size, run the default cases.")
+    ] = None,
+    generated: Annotated[int | None, typer.Option(help="Generated samples per group.")] = None,
+    positives: Annotated[int | None, typer.Option(help="Positives per group.")] = None,
+    negatives: Annotated[int | None, typer.Option(help="Unconditional negatives per group.")] = None,
+    width: Annotated[int | None, typer.Option(help="Width of one feature vector.")] = None,
     base: Annotated[
-        int | None, typer.Option(help="The encoder's 86 features, its first stage so wide, not one.")
+        int | None, typer.Option(help="Benchmark the encoder's 86 features at this base width.")
     ] = None,
     dtype: Dtype = None,
     repeats: Repeats = 5,
     device: Device = None,
     json: Json = None,
 ) -> None:
-    """The drifting loss, forward and gradient: kernels, PyTorch path, plain implementation."""
+    """Drifting loss, forward and gradient: kernels, PyTorch path, literal implementation."""
     arguments = _arguments(locals())
     from driftgen.bench.clock import find_device
     from driftgen.bench.loss_bench import Case, default_cases, measure_loss
-    from driftgen.bench.record import Row, check_json, machine, make_record, show_rows, write_json
+    from driftgen.bench.record import check_json, machine
     from driftgen.support.progress import track
 
     place = find_device(device)
-    numbers = _dtype(dtype, place)
+    number_type = _dtype(dtype, place)
     given = groups, generated, positives, negatives
     if base is not None and width is not None:
-        raise InputError("base and width are given: the features of an encoder have widths of their own")
+        raise InputError("base and width are given: --base sets the widths of all 86 features, drop one")
     if base is not None:
         cases = [Case.paper(base, *_or(given, (2, 16, 16, 4)))]
     elif width is not None or any(value is not None for value in given):
@@ -60,49 +75,59 @@ def loss(
     rows: list[Row] = []
     with track("loss", len(cases), "ms") as on_step:
         for done, case in enumerate(cases, 1):
-            rows += measure_loss(case, numbers, place, repeats)
+            rows += measure_loss(case, number_type, place, repeats)
             on_step(done, 1000 * (rows[-1].timing.seconds if rows[-1].timing else 0))
-    show_rows(rows, f"Drifting loss, forward + gradient\n{machine(place)}")
-    if json is not None:
-        write_json(json, make_record(_command(), arguments, place, [row.as_record() for row in rows]))
+    _finish(rows, f"Drifting loss, forward + gradient\n{machine(place)}", json, arguments, place)
 
 
 @bench.command()
 def step(
-    classes: Annotated[int | None, typer.Option(help="Classes of a step; 8 on a GPU.")] = None,
-    generated: Annotated[int | None, typer.Option(help="Generated samples of a class; 64 on a GPU.")] = None,
-    positives: Annotated[int | None, typer.Option(help="Positives of a class; 64 on a GPU.")] = None,
-    unconditional: Annotated[int | None, typer.Option(help="Unconditional samples; 16 on a GPU.")] = None,
-    preset: Annotated[str | None, typer.Option(help="The generator, a DiT; B/2 on a GPU.")] = None,
-    depth: Annotated[int | None, typer.Option(help="Blocks of the generator; 12 on a GPU.")] = None,
-    base: Annotated[
-        int | None, typer.Option(help="Width of the encoder's first stage; 256 on a GPU.")
+    recipe: Annotated[
+        str | None, typer.Option(help="Benchmark the step of this recipe, such as cifar10, on random images.")
     ] = None,
-    micro: Annotated[list[int] | None, typer.Option(help="Parts of a step; may be repeated.")] = None,
+    changes: Changes = None,
+    classes: Annotated[int | None, typer.Option(help="Classes per step; 8 on a GPU.")] = None,
+    generated: Annotated[int | None, typer.Option(help="Generated samples per class; 64 on a GPU.")] = None,
+    positives: Annotated[int | None, typer.Option(help="Positives per class; 64 on a GPU.")] = None,
+    unconditional: Annotated[
+        int | None, typer.Option(help="Unconditional samples per class; 16 on a GPU.")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="Preset of the DiT generator; B/2 on a GPU.")] = None,
+    depth: Annotated[int | None, typer.Option(help="Blocks of the generator; 12 on a GPU.")] = None,
+    base: Annotated[int | None, typer.Option(help="Base width of the encoder; 256 on a GPU.")] = None,
+    micro: Annotated[list[int] | None, typer.Option(help="Micro-batches of a step; repeatable.")] = None,
     mode: Annotated[
-        list[str] | None, typer.Option(help="exact, previous: statistics of parts; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Loss statistics with micro-batches: exact, previous; repeatable."),
     ] = None,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile the networks.")] = False,
-    graph: Annotated[
-        bool, typer.Option("--graph", help="Record the step as a CUDA graph, as training does.")
+    graph: Annotated[bool, typer.Option("--graph", help="Capture the step as a CUDA graph.")] = False,
+    channels_last: Annotated[
+        bool, typer.Option("--channels-last", help="Channels-last convolutions; --compile implies it.")
     ] = False,
-    channels_last: Annotated[bool, typer.Option("--channels-last", help="Lay convolutions out so.")] = False,
+    checkpoint_blocks: Annotated[
+        bool, typer.Option("--checkpoint-blocks", help="Recompute the generator's blocks in backward.")
+    ] = False,
     attention_16: Annotated[
-        bool, typer.Option("--attention-16", help="Attention in 16 bits; float32 if not given.")
+        bool, typer.Option("--attention-16", help="Attention in bfloat16 instead of float32.")
     ] = False,
-    profile: Annotated[bool, typer.Option("--profile", help="Show the 20 most costly kernels.")] = False,
+    without: Without = None,
+    profile: Profile = False,
     dtype: Dtype = None,
     repeats: Repeats = 5,
     device: Device = None,
     json: Json = None,
 ) -> None:
-    """One training step of the paper's ablation on synthetic latents, random weights."""
+    """One training step: the paper's ablation on synthetic latents, or a recipe (--recipe)."""
     arguments = _arguments(locals())
-    from dataclasses import asdict
-
+    if recipe is not None:
+        _check_no_sizes(arguments)
+        _measure_recipe("train", recipe, changes, without, profile, repeats, device, json, arguments)
+        return
+    if changes:
+        raise InputError(f"--set {changes[0]}: there is no recipe to change; give --recipe")
     from driftgen.bench.clock import find_device
-    from driftgen.bench.profiler import show_costs
-    from driftgen.bench.record import check_json, machine, make_record, show_rows, write_json
+    from driftgen.bench.record import check_json, machine
     from driftgen.bench.step_bench import default_sizes, measure_steps, profile_sizes
     from driftgen.support.progress import track
 
@@ -118,56 +143,63 @@ def step(
         "dtype": _dtype(dtype, place),
     }
     chosen: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
-    chosen |= {"compile": compiled, "graph": graph}
+    chosen |= {"compile": compiled, "graph": graph, "checkpoint_blocks": checkpoint_blocks}
     chosen |= {"channels_last": channels_last, "attention_float32": not attention_16}
     sizes = replace(default_sizes(place), **chosen)
-    ways: list[Any] = [(m, how) for how in mode or ["exact"] for m in micro or [1]]
-    variants = [replace(sizes, micro=m, mode=how) for m, how in ways]
+    parts: list[Any] = [(m, statistics) for statistics in mode or ["exact"] for m in micro or [1]]
+    variants = [replace(sizes, micro=m, mode=statistics) for m, statistics in parts]
+    variants += [replace(variants[0], without=op) for op in without or []]
     if graph and place.type != "cuda":
-        raise InputError("--graph needs an NVIDIA GPU: CUDA graphs are a thing of theirs")
+        raise InputError(f"--graph needs an NVIDIA GPU: device={place.type} has no CUDA graphs")
     _check_repeats(repeats)
     check_json(json)
     with track("step", 1 + len(variants), "s") as on_step:
         rows = measure_steps(variants, place, repeats, on_step)
     title = f"Training step, DiT {sizes.preset} depth {sizes.depth}, encoder {sizes.base}\n{machine(place)}"
-    show_rows(rows, title)
-    records = [row.as_record() for row in rows]
-    if profile:
-        for variant, row, record in zip(variants, rows, records, strict=True):
-            if row.timing is None:
-                continue
-            found = profile_sizes(variant, place)
-            print(f"\n{row.what}, {row.detail}")
-            show_costs(found)
-            record["profile"] = [asdict(cost) for cost in found[:100]]
-    if json is not None:
-        write_json(json, make_record(_command(), arguments, place, records))
+    profiles = [lambda v=variant: profile_sizes(v, place) for variant in variants] if profile else []
+    _finish(rows, title, json, arguments, place, profiles)
+
+
+@bench.command()
+def pretrain(
+    recipe: Annotated[
+        str | None, typer.Option(help="Pretraining recipe; mae-cifar10 on a GPU, mae-digits on the CPU.")
+    ] = None,
+    changes: Changes = None,
+    profile: Profile = False,
+    repeats: Repeats = 10,
+    device: Device = None,
+    json: Json = None,
+) -> None:
+    """One step of MAE pretraining on random images: samples per second, memory, references."""
+    arguments = _arguments(locals())
+    _measure_recipe("pretrain", recipe, changes, None, profile, repeats, device, json, arguments)
 
 
 @bench.command()
 def sampling(
     preset: Annotated[
-        list[str] | None, typer.Option(help="B/2, L/2, S/2-32px, 32px, ...; may be repeated.")
+        list[str] | None, typer.Option(help="Preset: B/2, L/2, S/2-32px, 32px, ...; repeatable.")
     ] = None,
-    batch: Annotated[list[int] | None, typer.Option(help="Images at a time; may be repeated.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(help="Batch size; repeatable.")] = None,
     mode: Annotated[
         list[str] | None,
-        typer.Option(help="eager, compiled, graph, fp8, pipeline; may be repeated; all that fit."),
+        typer.Option(help="eager, compiled, graph, fp8, pipeline; repeatable; default: all that apply."),
     ] = None,
     dtype: Dtype = None,
     repeats: Repeats = 10,
     device: Device = None,
     json: Json = None,
 ) -> None:
-    """Images a second: eager, compiled, as a CUDA graph, in 8 bits, from label to host."""
+    """Sampled images per second: eager, compiled, CUDA graph, fp8, whole pipeline."""
     arguments = _arguments(locals())
     from driftgen.bench.clock import find_device
-    from driftgen.bench.record import check_json, machine, make_record, show_rows, write_json
+    from driftgen.bench.record import check_json, machine
     from driftgen.bench.sampling_bench import check_sampling, default_modes, default_presets, measure_sampling
     from driftgen.support.progress import track
 
     place = find_device(device)
-    numbers = _dtype(dtype, place)
+    number_type = _dtype(dtype, place)
     presets, batches = default_presets(place)
     presets, batches = preset or presets, batch or batches
     modes = mode or default_modes(place, presets)
@@ -183,21 +215,22 @@ def sampling(
             on_step(done, 1000 * seconds)
 
         for name in presets:
-            rows += measure_sampling(name, batches, modes, numbers, place, repeats, count)
-    show_rows(rows, f"One-step sampling, {str(numbers).removeprefix('torch.')}\n{machine(place)}")
-    if json is not None:
-        write_json(json, make_record(_command(), arguments, place, [row.as_record() for row in rows]))
+            rows += measure_sampling(name, batches, modes, number_type, place, repeats, count)
+    title = f"One-step sampling, {str(number_type).removeprefix('torch.')}\n{machine(place)}"
+    _finish(rows, title, json, arguments, place)
 
 
 @bench.command()
 def scaling(
-    what: Annotated[str, typer.Option(help="loss, step, processes, all.")] = "all",
-    points: Annotated[int, typer.Option(help="Of each axis, each twice the one before.")] = 5,
+    what: Annotated[str, typer.Option(help="loss, step, processes or all.")] = "all",
+    points: Annotated[int, typer.Option(help="Points per axis; each value is twice the previous one.")] = 5,
     repeats: Repeats = 3,
     device: Device = None,
-    out: Annotated[Path, typer.Option(help="Folder of scaling.png and scaling.json.")] = Path("runs/scaling"),
+    out: Annotated[Path, typer.Option(help="Folder for scaling.png and scaling.json.")] = Path(
+        "runs/scaling"
+    ),
 ) -> None:
-    """Growth with classes, samples, features, width and processes: powers and a figure."""
+    """Growth of time and memory with classes, samples, features, width and processes."""
     arguments = _arguments(locals())
     from driftgen.bench import scaling_bench as growth
     from driftgen.bench.clock import find_device
@@ -237,6 +270,76 @@ def scaling(
     print(out / "scaling.json")
 
 
+def _check_no_sizes(arguments: dict[str, Any]) -> None:
+    """Refuse options of the ablation's step beside ``--recipe``."""
+    sizes = ("classes", "generated", "positives", "unconditional", "preset", "depth", "base", "micro", "mode")
+    switches = ("compiled", "graph", "channels_last", "checkpoint_blocks", "attention_16", "dtype")
+    for name in (*sizes, *switches):
+        if arguments[name]:
+            option = "compile" if name == "compiled" else name.replace("_", "-")
+            raise InputError(f"--{option} does not apply to --recipe: change the recipe with --set KEY=VALUE")
+
+
+def _measure_recipe(
+    task: Any,
+    recipe: str | None,
+    changes: list[str] | None,
+    without: list[str] | None,
+    profile: bool,
+    repeats: int,
+    device: str | None,
+    json: Path | None,
+    arguments: dict[str, Any],
+) -> None:
+    from driftgen.bench import recipe_bench
+    from driftgen.bench.clock import find_device
+    from driftgen.bench.record import check_json, machine
+    from driftgen.bench.switches import op_names
+    from driftgen.support.progress import track
+
+    place = find_device(device)
+    recipe = recipe or recipe_bench.default_recipe(task, place)
+    for op in without or []:
+        if op not in op_names():
+            raise unknown_name("without", op, op_names())
+    cases = [
+        recipe_bench.RecipeCase(recipe, task, tuple(changes or []), op) for op in [None, *(without or [])]
+    ]
+    cases[0].check()
+    _check_repeats(repeats)
+    check_json(json)
+    with track(recipe, recipe_bench.count_references(task, place) + len(cases), "s") as on_step:
+        rows = recipe_bench.measure_recipe(cases, place, repeats, on_step)
+    title = f"{'Training' if task == 'train' else 'Pretraining'} step of {recipe}\n{machine(place)}"
+    profiles = [lambda c=case: recipe_bench.profile_recipe(c, place) for case in cases] if profile else []
+    _finish(rows, title, json, arguments, place, profiles)
+
+
+def _finish(
+    rows: Sequence[Row],
+    title: str,
+    json: Path | None,
+    arguments: dict[str, Any],
+    place: Any,
+    profiles: Sequence[Callable[[], list[Cost]]] = (),
+) -> None:
+    """Print the table and the profiles, and write the JSON record."""
+    from driftgen.bench.profiler import show_costs
+    from driftgen.bench.record import make_record, show_rows, write_json
+
+    show_rows(rows, title)
+    records = [row.as_record() for row in rows]
+    for row, record, run_profile in zip(rows, records, profiles, strict=False):
+        if row.timing is None:
+            continue
+        costs = run_profile()
+        print(f"\n{row.what}, {row.detail}")
+        show_costs(costs)
+        record["profile"] = [asdict(cost) for cost in costs[:100]]
+    if json is not None:
+        write_json(json, make_record(_command(), arguments, place, records))
+
+
 def _dtype(name: str | None, place: Any) -> Any:
     import torch
 
@@ -257,7 +360,7 @@ def _check_repeats(repeats: int) -> None:
 
 
 def _arguments(given: dict[str, Any]) -> dict[str, Any]:
-    """The options as a record holds them: without the place it is written to."""
+    """Return the options for the record, without the output path."""
     return {name: value for name, value in given.items() if name not in ("json", "out")}
 
 

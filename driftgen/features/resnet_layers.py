@@ -1,9 +1,10 @@
-"""The layers of the ResNet-style masked autoencoder (appendix "Implementation of ResNet-style MAE")."""
+"""Layers of the ResNet-style masked autoencoder (appendix "Implementation of ResNet-style MAE")."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,28 +13,30 @@ from torch import Tensor, nn
 from driftgen.ops import frozen_conv
 from driftgen.ops.group_norm import group_norm
 
-__all__ = ["Block", "Conv", "ConvNormReLU", "Decoder", "Encoder", "Norm", "Up", "norm_groups"]
+__all__ = ["Block", "Conv", "ConvNormReLU", "Decoder", "Encoder", "Norm", "Up", "norm_groups", "upsample"]
 
 
 def norm_groups(channels: int) -> int:
-    """Normalisation groups: the release's 32, or as many as there are channels if fewer."""
-    # The release fails where 32 does not divide; the largest number that does is ours.
+    """Number of normalization groups: the release's 32, or one per channel below 32 channels."""
+    # The release fails if 32 does not divide the channels; we take the greatest common divisor.
     return channels if channels < 32 else math.gcd(32, channels)
 
 
 class Norm(nn.GroupNorm):
-    """GroupNorm with float32 statistics whose output has the type of its input, under autocast too."""
+    """GroupNorm with float32 statistics; the output keeps the input's dtype and memory format."""
 
     def __init__(self, channels: int) -> None:
         super().__init__(norm_groups(channels), channels, eps=1e-6)
 
     def forward(self, x: Tensor, other: Tensor | None = None, relu: bool = False) -> Tensor:
-        """Normalised; with another map added, and cut off at 0, if asked for."""
-        return group_norm(x, self.num_groups, self.weight, self.bias, self.eps, other, relu)
+        """Return the normalized map, plus ``other`` if given, through a ReLU if ``relu``."""
+        y = group_norm(x, self.num_groups, self.weight, self.bias, self.eps, other, relu)
+        # F.group_norm returns a contiguous map on a GPU, whatever the memory format of its input.
+        return y.contiguous(memory_format=torch.channels_last) if _is_channels_last(x) else y
 
 
 class Conv(nn.Conv2d):
-    """A convolution without bias, padded by half its kernel: ⌈size / stride⌉ pixels come out."""
+    """Convolution without bias, padded by half its kernel: the output has ⌈size / stride⌉ pixels a side."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> None:
         super().__init__(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
@@ -51,7 +54,7 @@ class Conv(nn.Conv2d):
 
 
 class Block(nn.Module):
-    """A basic residual block: two 3×3 convolutions, and a projection where the shape changes."""
+    """Basic residual block: two 3×3 convolutions, and a projection if the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -68,7 +71,7 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """From the (patchified) input to the maps of all stages, and of every k-th block."""
+    """ResNet encoder: maps the (patchified) input to the maps of all stages and of every k-th block."""
 
     def __init__(self, channels: int, widths: Sequence[int], blocks: Sequence[int]) -> None:
         super().__init__()
@@ -90,13 +93,13 @@ class Encoder(nn.Module):
                 x = block(x)
                 if every_k_block and k % every_k_block == 0:
                     inner[f"layer{i}_blk{k}"] = x
-            # The normalised map, not the block's output, also feeds the next stage and the decoder.
+            # The normalized map, not the block's output, also feeds the next stage and the decoder.
             maps[f"layer{i}"] = x = norm(x)
         return maps | inner
 
 
 class ConvNormReLU(nn.Module):
-    """A 3×3 convolution, GN, ReLU."""
+    """3×3 convolution, GN, ReLU."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -105,6 +108,38 @@ class ConvNormReLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.gn(self.conv(x), relu=True)
         return out
+
+
+class _ChannelsLast(torch.autograd.Function):
+    """Identity that puts its input and the gradient of its output into channels-last memory format."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.contiguous(memory_format=torch.channels_last)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.contiguous(memory_format=torch.channels_last)
+
+
+def upsample(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """Bilinear upsampling; on a GPU the forward and the backward pass use channels-last memory format."""
+    if x.device.type == "cuda":
+        return _upsample_channels_last(x, size)
+    return F.interpolate(x, size=size, mode="bilinear", align_corners=False)
+
+
+def _upsample_channels_last(x: Tensor, size: tuple[int, int]) -> Tensor:
+    # PyTorch's kernel for contiguous maps has one thread per output location, which loops over samples and
+    # channels. For small maps most of the GPU is idle: 146 of 188 ms of a step of mae-cifar10 on an H200.
+    x = x.contiguous(memory_format=torch.channels_last)
+    x = F.interpolate(x, size=size, mode="bilinear", align_corners=False)
+    result: Tensor = _ChannelsLast.apply(x)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    return x.is_contiguous(memory_format=torch.channels_last)
 
 
 class Up(nn.Module):
@@ -117,14 +152,14 @@ class Up(nn.Module):
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
         if x.shape[-2:] != skip.shape[-2:]:
-            x = F.interpolate(x, size=skip.shape[-2:], mode="bilinear", align_corners=False)
+            x = upsample(x, (skip.shape[-2], skip.shape[-1]))
         x = self.norm(torch.cat([x, skip], dim=1))
         result: Tensor = self.refine(self.proj(x))
         return result
 
 
 class Decoder(nn.Module):
-    """From the last stage's map through all earlier ones to the (patchified) input."""
+    """Decoder: from the last stage's map, with all earlier maps as skips, to the (patchified) input."""
 
     def __init__(self, widths: Sequence[int], channels: int) -> None:
         super().__init__()

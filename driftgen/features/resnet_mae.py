@@ -1,5 +1,6 @@
 """The ResNet-style masked autoencoder: encoder, decoder, objective (appendix "Implementation of ResNet-style
-MAE")."""
+MAE").
+"""
 
 from __future__ import annotations
 
@@ -29,15 +30,15 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class MAEOutput:
-    """What one call of :meth:`ResNetMAE.loss` found; all float32.
+    """Result of :meth:`ResNetMAE.loss`; all tensors are float32.
 
     Attributes:
         loss: scalar to call ``backward()`` on, the mean of ``per_sample``.
         per_sample: ``[B]``, λ · classification loss + (1 − λ) · reconstruction loss.
         recon_loss: ``[B]``, squared error per masked location, **summed** over channels.
-        mask_ratio: ``[B]``, share of locations that were masked.
+        mask_ratio: ``[B]``, fraction of locations that were masked.
         cls_loss: ``[B]``, cross entropy of the linear classifier; None without labels.
-        accuracy: ``[B]``, 1 where the classifier is right; None without labels.
+        accuracy: ``[B]``, 1 if the classifier is right, else 0; None without labels.
     """
 
     loss: Tensor
@@ -49,11 +50,11 @@ class MAEOutput:
 
 
 class ResNetMAE(nn.Module):
-    """A convolutional masked autoencoder whose encoder is the paper's φ.
+    """Convolutional masked autoencoder whose encoder is the paper's φ.
 
-    Fully convolutional: any height and width that ``patchify`` divides and that leaves every stage a pixel.
-    Images are ``[B, C, H, W]``. Under autocast to bfloat16 maps and means are bfloat16; group statistics,
-    standard deviations and the objective stay float32.
+    The network is fully convolutional. It accepts images ``[B, C, H, W]`` of any height and width that
+    ``patchify`` divides and that leave every stage at least one pixel. Under autocast to bfloat16 maps and
+    means are bfloat16; group statistics, standard deviations and the objective stay float32.
 
     Example::
 
@@ -64,11 +65,11 @@ class ResNetMAE(nn.Module):
     Args:
         in_channels: channels of the images, before ``patchify``.
         base_channels: C, the width of the first stage; stage i has 2^(i-1) · C channels.
-        blocks: basic blocks per stage; as many stages as entries. Each stage after the first halves the map.
-        patchify: side of the patches that become channels before all else: 1 for latents, 8 for 256 pixels.
+        blocks: basic blocks of each stage. Each stage after the first halves the map.
+        patchify: side of the patches that become channels of the input: 1 for latents, 8 for 256 pixels.
         mask_ratio: probability that a patch is masked.
         mask_patch: side of the masked patches, in locations after ``patchify``.
-        decoder: whether to build the decoder; features do not need it, :meth:`loss` does.
+        decoder: build the decoder; :meth:`loss` needs it, features do not.
         num_classes: classes of the linear head for classification fine-tuning; None for no head.
     """
 
@@ -112,18 +113,18 @@ class ResNetMAE(nn.Module):
 
     @classmethod
     def preset(cls, name: str) -> ResNetMAE:
-        """One of the paper's encoders: ``"latent-256"``, ``"latent-640"`` or ``"pixel-640"``."""
+        """Build one of the paper's encoders: ``"latent-256"``, ``"latent-640"`` or ``"pixel-640"``."""
         return cls(**cls.preset_options(name))
 
     @staticmethod
     def preset_options(name: str) -> dict[str, Any]:
-        """The arguments of a preset."""
+        """Return the arguments of a preset."""
         if name not in PRESETS:
             raise unknown_name("name", name, PRESETS)
         return dict(PRESETS[name])
 
     def reset_parameters(self) -> None:
-        """He initialisation, which keeps the variance through ReLU; the classifier starts small."""
+        """He initialization, which keeps the variance through ReLUs; the classifier starts small."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
@@ -134,7 +135,7 @@ class ResNetMAE(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def options(self) -> dict[str, Any]:
-        """The arguments that build this model again."""
+        """Return the arguments that rebuild this model."""
         return {
             "in_channels": self.in_channels,
             "base_channels": self.base_channels,
@@ -150,9 +151,9 @@ class ResNetMAE(nn.Module):
         return f"blocks={self.blocks}, patchify={self.patchify}, mask_ratio={self.mask_ratio}"
 
     def patches(self, x: Tensor) -> Tensor:
-        """x with patches as channels, ``[B, C · p², H / p, W / p]``, in the type that the network works in.
+        """Return x with patches as channels, ``[B, C · p², H / p, W / p]``, in the network's dtype.
 
-        Channels come in the release's order: row in the patch, column in the patch, channel of the image.
+        The order of channels is the release's: row in the patch, column in the patch, channel of the image.
         """
         p = self.patchify
         if x.ndim != 4 or x.shape[1] != self.in_channels:
@@ -187,10 +188,10 @@ class ResNetMAE(nn.Module):
         return x.reshape(b, p * p * c, h // p, w // p)
 
     def encode(self, x: Tensor, *, every_k_block: int = 2) -> dict[str, Tensor]:
-        """The feature maps f_i by name, each ``[B, C_i, H_i, W_i]`` (appendix "MAE Encoder").
+        """Return the feature maps f_i by name, each ``[B, C_i, H_i, W_i]`` (appendix "MAE Encoder").
 
-        ``conv1``, then ``layer1``, ``layer2``, ... (the normalised output of each stage), then
-        ``layerN_blkK`` for every ``every_k_block``-th block, before normalisation; 0 gives no blocks.
+        ``conv1``, then ``layer1``, ``layer2``, ... (the normalized output of each stage), then
+        ``layerN_blkK`` for every ``every_k_block``-th block, before normalization; 0 for no block outputs.
         """
         _check_every(every_k_block)
         maps: dict[str, Tensor] = self.encoder(self.patches(x), every_k_block)
@@ -206,10 +207,10 @@ class ResNetMAE(nn.Module):
         patch_sizes: Sequence[int] = (2, 4),
         norm_x: bool = True,
     ) -> dict[str, Tensor]:
-        """φ_j(x), ``[B, V, D]`` each, under the release's names (appendix "Multi-scale Features ...").
+        """Return φ_j(x), each ``[B, V, D]``, under the release's names (appendix "Multi-scale Features ...").
 
-        ``norm_x`` is √(mean x² + 1e-6) of each channel of the patchified input; all else comes from
-        :meth:`encode` through :func:`feature_pyramid`, whose switches these are.
+        ``norm_x`` is √(mean x² + 1e-6) of each channel of the patchified input. All other features are
+        :func:`feature_pyramid` of the maps of :meth:`encode`; the remaining arguments are its switches.
         """
         _check_every(every_k_block)
         patches = self.patches(x)
@@ -226,9 +227,9 @@ class ResNetMAE(nn.Module):
         )
 
     def compile_parts(self) -> None:
-        """Compiles what it repeats, each kind and shape once: a tenth of the time that the whole would
-        take. An encoder that is not trained has kernels of its own beside the convolutions on a GPU, and is
-        left as it is there.
+        """Compile the repeated blocks, each kind and shape once, in a tenth of the time of the whole network.
+
+        A frozen encoder on a GPU is not compiled: it uses Triton kernels beside the convolutions.
         """
         trained = any(p.requires_grad for p in self.encoder.parameters())
         if trained or not has_kernels(self.encoder.conv1.weight.device):
@@ -236,11 +237,17 @@ class ResNetMAE(nn.Module):
         self._statistics = torch.compile(patch_statistics)
 
     def sample_mask(
-        self, n: int, generator: torch.Generator | None = None, *, size: tuple[int, int] = (32, 32)
+        self,
+        n: int,
+        generator: torch.Generator | None = None,
+        *,
+        size: tuple[int, int] = (32, 32),
+        device: torch.device | None = None,
     ) -> Tensor:
-        """``[n, 1, *size]`` of 0 and 1 (masked) for maps of ``size`` after patchify (appendix "Masking").
+        """Draw a mask ``[n, 1, *size]`` of 0 and 1 (masked) for patchified maps (appendix "Masking").
 
-        Each patch is masked independently. Drawn on the CPU, so that a seed gives the same mask everywhere.
+        Each patch is masked independently. The CPU draws it, so a seed gives the same mask on every device.
+        The mask is on ``device``, by default that of the model.
         """
         if n < 1 or min(size) < 1:
             raise InputError(f"n={n} and size={tuple(size)} must be at least 1")
@@ -248,14 +255,14 @@ class ResNetMAE(nn.Module):
         uniform = torch.rand(n, 1, math.ceil(h / p), math.ceil(w / p), generator=generator)
         mask = (uniform < self.mask_ratio).float()
         mask = mask.repeat_interleave(p, dim=2).repeat_interleave(p, dim=3)[:, :, :h, :w]
-        return mask.to(self.encoder.conv1.weight.device)
+        return mask.to(self.encoder.conv1.weight.device if device is None else device)
 
     def reconstruct(self, x: Tensor, mask: Tensor) -> Tensor:
-        """The decoder's view of the masked input, ``[B, C · p², H / p, W / p]``, not unpatchified."""
+        """Return the decoder's output for the masked input, patchified: ``[B, C · p², H / p, W / p]``."""
         return self._reconstruct(self.patches(x), mask)[0]
 
     def unpatchify(self, patches: Tensor) -> Tensor:
-        """The inverse of :meth:`patches`: ``[B, C, H, W]`` (the paper's decoder ends with it)."""
+        """Invert :meth:`patches`: return ``[B, C, H, W]`` (the last step of the paper's decoder)."""
         p = self.patchify
         b, _, h, w = patches.shape
         x = patches.reshape(b, p, p, self.in_channels, h, w).permute(0, 3, 4, 1, 5, 2)
@@ -274,11 +281,11 @@ class ResNetMAE(nn.Module):
 
         Args:
             x: images.
-            mask: ``[B, 1, H / patchify, W / patchify]``, 1 where masked; drawn by :meth:`sample_mask` if
-                None.
-            labels: ``[B]`` classes, needed where λ is not 0.
+            mask: ``[B, 1, H / patchify, W / patchify]``, 1 for masked locations. None draws one by
+                :meth:`sample_mask`.
+            labels: ``[B]`` classes, required unless λ is 0.
             cls_weight: λ.
-            generator: of the mask.
+            generator: RNG of the mask.
         """
         target = self.patches(x)
         if mask is None:
@@ -290,8 +297,8 @@ class ResNetMAE(nn.Module):
         prediction, last = self._reconstruct(target, mask)
         mask = at_least_float32(mask)
         error = (at_least_float32(prediction) - at_least_float32(target)).square()
-        # The mask has one channel, so this is a sum over channels (the release's scale). A mask without a
-        # single masked location gives 0, not 0/0.
+        # The mask has one channel, so this is a sum over channels (the release's scale). A mask without
+        # masked locations gives 0, not 0/0.
         recon = (error * mask).sum((1, 2, 3)) / mask.sum((1, 2, 3)).clamp(min=1)
         ratio = mask.mean((1, 2, 3))
         if labels is None:
@@ -303,17 +310,20 @@ class ResNetMAE(nn.Module):
         per_sample = cls_weight * cls + (1 - cls_weight) * recon
         return MAEOutput(per_sample.mean(), per_sample, recon, ratio, cls, accuracy)
 
-    # Wrappers such as DistributedDataParallel only know ``forward``.
+    # Wrappers such as DistributedDataParallel call ``forward``.
     forward = loss
 
     def _reconstruct(self, patches: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """The reconstruction, and the last stage's map of the masked input."""
+        """Return the reconstruction and the last stage's map of the masked input."""
         if self.decoder is None:
             raise InputError("decoder=False was chosen: build the model with decoder=True to reconstruct")
         expected = [len(patches), 1, *patches.shape[2:]]
         if list(mask.shape) != expected:
             raise InputError(f"mask has shape {list(mask.shape)}, expected {expected}")
-        maps = self.encoder(patches * (1 - mask.to(patches.dtype)), 0)
+        masked = patches * (1 - mask.to(patches.dtype))
+        if masked.device.type == "cuda":  # all maps then keep the memory format in which cuDNN is fastest
+            masked = masked.contiguous(memory_format=torch.channels_last)
+        maps = self.encoder(masked, 0)
         skips = [maps["conv1"], *(maps[f"layer{i + 1}"] for i in range(len(self.blocks)))]
         prediction: Tensor = self.decoder(skips)
         return prediction, skips[-1]
@@ -323,7 +333,7 @@ class ResNetMAE(nn.Module):
             raise InputError("labels is given, but the model has no classifier: build it with num_classes")
         if labels.shape != (n,) or labels.is_floating_point():
             raise InputError(f"labels is {labels.dtype} {list(labels.shape)}, expected {n} integers")
-        # A look at the values would stall a GPU's queue and break a compiled graph.
+        # On a GPU this check would synchronize; in a compiled graph it would be a graph break.
         if labels.device.type == "cpu" and not torch.compiler.is_compiling():
             wrong = labels[(labels < 0) | (labels >= self.num_classes)]
             if len(wrong):

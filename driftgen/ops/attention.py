@@ -29,7 +29,7 @@ MOST_KEPT = 200 * 2**10  # bytes of shared memory: keys and values of a head and
 # then ROWS keys by BQ queries), blocks read there at a time, warps of a program, and the registers of a
 # thread that let as many programs run at a time as the shared memory has room for. On an H200, 512 x 12
 # heads x 272 tokens x 64: 0.57 ms, and 2.50 ms back; in float32 0.82 and 3.02 ms (norms, rotation and
-# PyTorch's attention: 0.93 and 2.47 ms, in float32 6.1 and 13.0 ms). Others: ``benchmarks/attention.py``.
+# PyTorch's attention: 0.93 and 2.47 ms, in float32 6.1 and 13.0 ms). Others: ``benchmarks/tune.py``.
 FORWARD: dict[str, Any] = {"BQ": 64, "BK": 64, "num_warps": 4, "maxnreg": 168}
 BACKWARD: dict[str, Any] = {"ROWS": 64, "BK": 64, "BQ": 32, "STAGES": 4, "num_warps": 4, "maxnreg": None}
 

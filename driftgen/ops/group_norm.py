@@ -24,7 +24,7 @@ LINE, PIECE, SECTOR = 64, 32, 16
 # Numbers of a program that holds them in registers. More would leave room for one program only on each
 # multiprocessor, which then waits for memory and computes by turns. Instead a few are read at a time, and all
 # of them twice: on an H200 with 512 maps of 256 x 32 x 32, forward 0.21 instead of 0.30 ms and backward 0.33
-# instead of 0.49, with a sum 0.27 instead of 0.37 and 0.46 instead of 0.94 (``benchmarks/group_norm.py``).
+# instead of 0.49, with a sum 0.27 instead of 0.37 and 0.46 instead of 0.94 (``benchmarks/tune.py``).
 MOST_ONCE = 2**13
 # Then programs of so many warps and channels, if there are programs enough, and how often their numbers, one
 # load of 16 bytes for each thread and 16-bit map, are under way. With 3 of them under way forward 0.26, with

@@ -169,6 +169,8 @@ class PretrainConfig(_Run):
     task: Literal["pretrain"] = "pretrain"
     batch_size: Count = 8192
     micro: Count = 1
+    # Capture the step as a CUDA graph: one process on a GPU, micro=1.
+    cuda_graph: bool = True
     mae: Masking = Masking()
     ema: Annotated[tuple[Annotated[float, Field(ge=0, lt=1)], ...], Field(min_length=1)] = (0.9995,)
     fsdp: bool = False

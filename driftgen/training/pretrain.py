@@ -4,15 +4,19 @@ ResNet-style MAE")."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from driftgen.errors import InputError
+from driftgen.features.resnet_mae import MAEOutput
 from driftgen.model_io import save_model
 from driftgen.ops.compile import compile_parts, to_channels_last
+from driftgen.ops.cuda_graphs import CaptureError, capture
 from driftgen.pipeline import RUN_MODEL
 from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.images import contact_sheet, to_pil, to_uint8
@@ -38,6 +42,23 @@ def classification_weight(config: Masking, step: int, steps: int) -> float:
     return config.finetune_weight * min(1.0, since / config.finetune_ramp)
 
 
+class Batch(NamedTuple):
+    """Images, labels and masks of one step, on the host."""
+
+    images: Tensor
+    labels: Tensor
+    mask: Tensor
+
+
+class _CapturedStep(NamedTuple):
+    """CUDA graph of the forward and backward pass, its input buffers, its output and its gradients."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: list[Tensor]
+    output: MAEOutput
+    gradients: list[Tensor | None]
+
+
 class Pretraining:
     """The task of the loop: masked images in, reconstruction (and classification) loss out."""
 
@@ -58,8 +79,9 @@ class Pretraining:
         self.model: nn.Module = self.mae
         if config.compile:
             compile_parts(self.mae)
-            if mesh is None:
-                to_channels_last(self.mae)
+        on_gpu = processes.device.type == "cuda"
+        if mesh is None and (config.compile or on_gpu):
+            to_channels_last(self.mae)
         if processes.group is not None and mesh is None:
             # The classifier has no gradient before fine-tuning begins.
             self.model = DistributedDataParallel(
@@ -68,6 +90,13 @@ class Pretraining:
         self.rows = processes.shard(config.batch_size, "batch_size")
         self.autocast = torch.bfloat16 if config.precision == "bfloat16" else None
         self.found: dict[str, Tensor] = {}
+        # One thread loads the next batch while the GPU computes, or while worker processes decode files.
+        ahead = on_gpu or getattr(self.data, "decodes", False)
+        self._thread = ThreadPoolExecutor(1, "driftgen-ahead") if ahead else None
+        self._next: tuple[int, Future[Batch]] | None = None
+        # About 800 launches take the host longer than the GPU, so they are captured as one CUDA graph.
+        self.cuda_graph = on_gpu and config.cuda_graph and config.micro == 1 and processes.group is None
+        self._captured: _CapturedStep | None = None
 
     def samples_per_step(self) -> int:
         return self.config.batch_size
@@ -84,16 +113,16 @@ class Pretraining:
 
     def gradient(self, step: int) -> Tensor:
         config, device = self.config, self.processes.device
-        chosen = self.indices(step)[self.rows]
-        seed = derive_seed(config.seed, step, AUGMENT)
-        images = self._load(chosen, seed, self.rows.start)
-        labels = self.data.labels[chosen].to(device)
+        batch = self._take(step)
+        images, labels, mask = (tensor.to(device, non_blocking=True) for tensor in batch)
+        images = self._encode(images, derive_seed(config.seed, step, AUGMENT), self.rows.start)
         weight = classification_weight(config.mae, step, config.optim.steps)
-        height, width = (side // self.mae.patchify for side in images.shape[2:])
-        random = derive_generator(config.seed, step, MASK)
-        mask = self.mae.sample_mask(config.batch_size, random, size=(height, width))[self.rows]
         total = images.new_zeros(())
         self.found = {}
+        if self.cuda_graph:
+            out = self._replay([images, mask, labels, images.new_tensor(weight)])
+            self._add_metrics(out, 1.0)
+            return out.loss.detach()
         parts = list(zip(*(t.chunk(config.micro) for t in (images, mask, labels)), strict=True))
         for part_images, part_mask, part_labels in parts:
             share = len(part_images) / len(images)
@@ -103,14 +132,75 @@ class Pretraining:
                 )
             (out.loss * share).backward()
             total += out.loss.detach() * share
-            for name in ("recon_loss", "cls_loss", "accuracy"):
-                value = getattr(out, name)
-                if value is not None:
-                    self.found[name] = self.found.get(name, 0.0) + value.detach().mean() * share
+            self._add_metrics(out, share)
         return total
 
-    def _load(self, chosen: Tensor, seed: int, first: int = 0) -> Tensor:
-        images = self.data.load(chosen, seed, first).to(self.processes.device)
+    def _add_metrics(self, out: MAEOutput, share: float) -> None:
+        for name in ("recon_loss", "cls_loss", "accuracy"):
+            value = getattr(out, name)
+            if value is not None:
+                self.found[name] = self.found.get(name, 0.0) + value.detach().mean() * share
+
+    def _replay(self, inputs: list[Tensor]) -> MAEOutput:
+        """Compute the gradient by a CUDA graph, captured at the first call and whenever shapes change."""
+        step = self._captured
+        if step is None or [t.shape for t in step.inputs] != [t.shape for t in inputs]:
+            self._captured = None  # frees its memory before the next capture
+            step = self._captured = self._capture([tensor.clone() for tensor in inputs])
+        for buffer, tensor in zip(step.inputs, inputs, strict=True):
+            buffer.copy_(tensor, non_blocking=True)
+        step.graph.replay()
+        for parameter, gradient in zip(self.mae.parameters(), step.gradients, strict=True):
+            parameter.grad = gradient
+        return step.output
+
+    def _capture(self, inputs: list[Tensor]) -> _CapturedStep:
+        images, mask, labels, weight = inputs
+
+        def compute() -> MAEOutput:
+            self.mae.zero_grad(set_to_none=True)
+            with torch.autocast("cuda", self.autocast, enabled=self.autocast is not None):
+                if self.mae.classifier is None:
+                    out: MAEOutput = self.model(images, mask)
+                else:
+                    out = self.model(images, mask, labels, weight)
+            out.loss.backward()
+            return out
+
+        try:
+            graph, output = capture(compute)
+        except CaptureError as error:
+            raise InputError(f"a pretraining step: {error}; try --set cuda_graph=false") from None
+        return _CapturedStep(graph, inputs, output, [p.grad for p in self.mae.parameters()])
+
+    def _take(self, step: int) -> Batch:
+        """Return the batch of a step, and start to load the next one if there is a thread for it."""
+        if self._thread is None:
+            return self._load_batch(step)
+        pending, self._next = self._next, None
+        if pending is None or pending[0] != step:
+            if pending is not None:
+                wait([pending[1]])  # data must not be loaded by two threads at once
+            batch = self._load_batch(step)
+        else:
+            batch = pending[1].result()
+        if step + 1 < self.config.optim.steps:
+            self._next = step + 1, self._thread.submit(self._load_batch, step + 1)
+        return batch
+
+    def _load_batch(self, step: int) -> Batch:
+        config = self.config
+        chosen = self.indices(step)[self.rows]
+        images = self.data.load(chosen, derive_seed(config.seed, step, AUGMENT), self.rows.start)
+        factor = self.mae.patchify * (1 if self.tokenizer is None else self.tokenizer.factor)
+        size = (images.shape[2] // factor, images.shape[3] // factor)
+        random = derive_generator(config.seed, step, MASK)
+        mask = self.mae.sample_mask(config.batch_size, random, size=size, device=torch.device("cpu"))
+        batch = Batch(images, self.data.labels[chosen], mask[self.rows])
+        pin = self.processes.device.type == "cuda"
+        return Batch(*(tensor.pin_memory() for tensor in batch)) if pin else batch
+
+    def _encode(self, images: Tensor, seed: int, first: int = 0) -> Tensor:
         if self.tokenizer is None:
             return images
         with torch.no_grad():
@@ -127,7 +217,10 @@ class Pretraining:
     @torch.no_grad()
     def save_samples(self, model: nn.Module, path: Path) -> None:
         """Images, what the encoder sees of them, and what the decoder makes of that."""
-        images = self._load(torch.arange(min(SHOWN, len(self.data.labels))), 0)
+        if self._next is not None:
+            wait([self._next[1]])  # data must not be loaded by two threads at once
+        images = self.data.load(torch.arange(min(SHOWN, len(self.data.labels))), 0)
+        images = self._encode(images.to(self.processes.device), 0)
         if images.shape[1] not in (1, 3):
             return
         mae: Any = model

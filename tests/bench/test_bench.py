@@ -1,4 +1,4 @@
-"""``driftgen bench``: real runs at tiny sizes; what is computed from a measurement, never its time."""
+"""``driftgen bench``: real runs at tiny sizes. Tests check derived figures, never times."""
 
 import json
 from dataclasses import replace
@@ -124,8 +124,8 @@ def test_step(here, tmp_path):
 
 
 @pytest.mark.parametrize(("words", "float32"), [([], True), (["--attention-16"], False)])
-def test_attention_is_that_of_the_ablation_unless_told(words, float32, here, tmp_path, monkeypatch):
-    """And a row in 16 bits says so."""
+def test_attention_is_in_float32_by_default(words, float32, here, tmp_path, monkeypatch):
+    """Rows with attention in bfloat16 say so."""
     monkeypatch.setattr(step, "_time_step", lambda *_: (Timing(1.0, 1.0, 1.0, 8), 0))
     options = [*TINY_STEP, "--dtype", "bfloat16", "--device", "cpu", "--json", tmp_path / "step.json"]
     assert here("bench", "step", *options, *words).returncode == 0
@@ -134,8 +134,8 @@ def test_attention_is_that_of_the_ablation_unless_told(words, float32, here, tmp
     assert ("16-bit attention" in row["detail"]) is not float32
 
 
-def test_ways_to_run_a_step(monkeypatch):
-    """Each beside one reference: whole, eager, without kernels; what does not fit is said."""
+def test_variants_of_a_step(monkeypatch):
+    """All variants share one reference: whole, eager, without kernels. A variant may run out of memory."""
     timing, seen = Timing(1.0, 1.0, 1.0, 8), []
 
     def fake(sizes, device, repeats):
@@ -145,8 +145,8 @@ def test_ways_to_run_a_step(monkeypatch):
     monkeypatch.setattr(dispatch, "DEVICES", {"cpu"})
     monkeypatch.setattr(step, "_time_step", fake)
     sizes = Sizes(2, 2, 2, 1, preset="S/2-32px", depth=1, base=8, dtype=torch.float32)
-    ways = [replace(sizes, compile=True), replace(sizes, micro=2), sizes]
-    rows = step.measure_steps(ways, CPU, 1)
+    variants = [replace(sizes, compile=True), replace(sizes, micro=2), sizes]
+    rows = step.measure_steps(variants, CPU, 1)
     assert seen == [(1, False, False), (1, True, True), (2, False, True), (1, False, True)]
     assert [row.detail for row in rows] == ["whole, compiled", "2 parts, exact", "whole"]
     assert [row.timing for row in rows] == [timing, None, timing]
@@ -155,12 +155,12 @@ def test_ways_to_run_a_step(monkeypatch):
 
 
 def test_operations_of_a_step_are_those_that_run():
-    """The count by rule, against all products of a real step."""
+    """The count by formula equals the count of a real step."""
     sizes = Sizes(1, 2, 2, 1, preset="S/2-32px", depth=1, base=32, dtype=torch.float32)
     built = build_step(sizes, CPU)
     want = step_operations(sizes, built)
-    ran = count_operations(torch.enable_grad()(built.run))
-    assert want == pytest.approx(ran, rel=0.05)
+    counted = count_operations(torch.enable_grad()(built.run))
+    assert want == pytest.approx(counted, rel=0.05)
 
 
 def test_operations_of_an_image():
@@ -289,7 +289,7 @@ def test_exponent():
         (["loss", "--base", "8", "--width", "8"], "base and width are given"),
         (["loss", "--dtype", "float8"], "dtype='float8' is not known"),
         (["loss", "--device", "tpu"], "device=tpu"),
-        (["loss", "--device", "meta"], "device=meta: benchmarks know cpu and cuda"),
+        (["loss", "--device", "meta"], "device=meta is not supported: give --device cpu or --device cuda"),
         (["loss", "--repeats", "0"], "repeats=0 must be at least 1"),
         (["loss", "--json", "{tmp}"], "is a folder: give a file"),
         (["loss", "--json", "{tmp}/file/x.json"], "cannot write json="),
@@ -297,8 +297,19 @@ def test_exponent():
         (["step", "--mode", "exakt"], "mode='exakt' is not known: did you mean 'exact'?"),
         (["step", "--preset", "B/3"], "preset='B/3' is not known"),
         (["step", "--depth", "0"], "depth=0 must be at least 1"),
-        (["step", "--graph", "--micro", "2", "--classes", "2"], "a step in 2 parts is not recorded"),
+        (["step", "--graph", "--micro", "2", "--classes", "2"], "micro=2: only a whole step is captured"),
         (["step", "--graph", "--device", "cpu"], "--graph needs an NVIDIA GPU"),
+        (["step", "--without", "atention"], "without='atention' is not known: did you mean 'attention'?"),
+        (["step", "--set", "seed=1"], "--set seed=1: there is no recipe to change; give --recipe"),
+        (["step", "--recipe", "digits", "--depth", "2"], "--depth does not apply to --recipe"),
+        (["step", "--recipe", "digits", "--compile"], "--compile does not apply to --recipe"),
+        (["step", "--recipe", "cifar"], "did you mean"),
+        (["step", "--recipe", "mae-digits"], "is a recipe for driftgen pretrain"),
+        (["step", "--recipe", "digits", "--without", "los"], "without='los' is not known"),
+        (["step", "--recipe", "imagenet256-latent-b2"], "data.kind=latents: only recipes of images"),
+        (["pretrain", "--recipe", "digits"], "is a recipe for driftgen train"),
+        (["pretrain", "--set", "optim.lt=1"], "optim.lt"),
+        (["pretrain", "--repeats", "0"], "repeats=0 must be at least 1"),
         (["sampling", "--preset", "33px"], "preset='33px' is not known"),
         (["sampling", "--batch", "0"], "batch=0 must be at least 1"),
         (["sampling", "--mode", "fast"], "mode='fast' is not known"),
@@ -320,7 +331,7 @@ def test_wrong_options_are_one_line(here, tmp_path, words, message):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("command", [[], ["loss"], ["step"], ["sampling"], ["scaling"]])
+@pytest.mark.parametrize("command", [[], ["loss"], ["step"], ["pretrain"], ["sampling"], ["scaling"]])
 def test_help_fits(here, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "80")
     done = here("bench", *command, "--help")
@@ -330,7 +341,7 @@ def test_help_fits(here, monkeypatch, command):
 
 @pytest.mark.cuda
 def test_on_a_gpu(here, tmp_path):
-    """Every command once, small: events, statistics of memory, profiler, graphs."""
+    """Run every command at a small size: events, memory statistics, profiler, CUDA graphs."""
     words = [*TINY_LOSS, "--repeats", 2, "--json", tmp_path / "loss.json"]
     assert here("bench", "loss", *words).returncode == 0
     record = read(tmp_path / "loss.json", "loss")

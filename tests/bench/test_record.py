@@ -1,4 +1,4 @@
-"""What ``driftgen bench`` computes from measurements: rows, ratios, floors, profiles, timings."""
+"""Figures that ``driftgen bench`` derives from measurements: rows, ratios, floors, profiles, timings."""
 
 import io
 import time
@@ -54,7 +54,7 @@ def test_a_row_with_all_columns_fits():
     missing = Row("64 x 64/64/16", "whole", None, {"eager": None})
     show_rows([full_row(), missing], "title", Console(file=text, width=80))
     shown = fits(text.getvalue())
-    for figure in ("12 ms", "104 ms", "8.67x", "66 ms", "5.5x", "4 ms", "3x", "6.0 GiB", "1.2x", "no room"):
+    for figure in ("12 ms", "104 ms", "8.67x", "66 ms", "5.5x", "4 ms", "3x", "6.0 GiB", "1.2x", "OOM"):
         assert figure in shown
     assert "…" not in shown
     assert missing.as_record()["fits"] is False

@@ -140,4 +140,4 @@ def test_import_is_light():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     seconds, *modules = done.stdout.split()
     assert not {"matplotlib", "transformers", "diffusers", "typer", "rich"} & set(modules)
-    assert float(seconds) < 1.0  # the claim, 0.3 s, is timed by benchmarks/startup.py
+    assert float(seconds) < 1.0  # about 0.3 s beyond importing torch on an idle machine

@@ -121,10 +121,10 @@ def gradients(case, weight, dtype, flip=None):
         module, position = flip
 
         norm = model.get_submodule(module)
-        normalised = norm.forward
+        normalize = norm.forward
 
         def other_side(x, relu):
-            output = normalised(x)
+            output = normalize(x)
             value = output.detach().flatten()[position]
             assert abs(value) < 1e-6
             assert relu
@@ -161,7 +161,7 @@ def test_gradients(case, weight):
 
 @pytest.mark.parametrize("case", [LATENT, PIXEL])
 def test_gradients_in_float32(case):
-    """What single precision reaches: a unit on the wrong side of its ReLU costs up to 1 %."""
+    """Accuracy of single precision: a unit on the wrong side of its ReLU costs up to 1%."""
     got, norm = gradients(case, 0.1, torch.float32)
     for path in stored_gradients(case, 0.1):
         assert_relatively_close(f"{case}/loss_lam0.1/grad/{path}", got[path], 1e-2)
@@ -338,21 +338,6 @@ def test_loss_is_a_sum_over_channels_of_masked_locations():
     drawn = model.loss(x, generator=torch.Generator().manual_seed(0))
     assert torch.equal(drawn.loss, out.loss)
     assert model.loss(x, torch.zeros_like(mask)).loss == 0
-
-
-def test_training_learns():
-    model = small(base_channels=16)
-    x = torch.nn.functional.interpolate(torch.randn(8, 3, 2, 2), size=(8, 8), mode="bilinear")
-    labels = torch.arange(8) % 5
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    losses = []
-    for step in range(40):
-        out = model(x, None, labels, 0.1, generator=torch.Generator().manual_seed(step))
-        optimizer.zero_grad()
-        out.loss.backward()
-        optimizer.step()
-        losses.append(out.loss.item())
-    assert np.mean(losses[-5:]) < 0.3 * losses[0]
 
 
 @pytest.mark.parametrize(

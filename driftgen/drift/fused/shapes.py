@@ -25,7 +25,7 @@ MOST_TEMPERATURES = 4
 # The distances and coefficients of a problem stay in registers and shared memory.
 MOST_GENERATED, MOST_OTHERS, MOST_PAIRS = 64, 128, 64 * 224
 NARROW = 32  # up to this width differences cost less than tensor cores, which want 16 numbers at a time
-# Numbers of a sample in a tile, warps, tiles under way, most registers; found by benchmarks/kernels.py.
+# Numbers of a sample in a tile, warps, tiles under way, most registers; found by benchmarks/tune.py.
 BUILD: dict[str, dict[str, int | None]] = {
     "scale_kernel": {"BK": 64, "num_warps": 4, "num_stages": 3, "maxnreg": None},
     "products_kernel": {"BK": 64, "num_warps": 4, "num_stages": 3, "maxnreg": None},

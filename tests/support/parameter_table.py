@@ -1,7 +1,4 @@
-"""How many parameters each preset has: prints a Markdown table.
-
-python -m benchmarks.parameters
-"""
+"""The table of parameters in docs/models.md: ``python -m tests.support.parameter_table`` prints it."""
 
 from __future__ import annotations
 
@@ -14,12 +11,12 @@ from driftgen.generators.dit import DiT
 from driftgen.generators.unet import PRESETS as CONVOLUTIONAL
 from driftgen.generators.unet import UNet2D
 
-# The paper's, in millions (its tables of results and of encoders).
+# In millions, from the paper's tables of results and of encoders.
 PAPER = {"B/2": "133", "L/2": "463", "B/16": "134", "L/16": "464"}
 
 
 def table() -> str:
-    """One row for each preset; nothing is allocated."""
+    """Return a Markdown table with one row for each preset, counted on the meta device."""
     rows = ["| model | samples or input | parameters | the paper's |", "|---|---|---|---|"]
     with torch.device("meta"):
         for name in TRANSFORMERS:
@@ -44,7 +41,7 @@ def table() -> str:
 
 
 def count(module: torch.nn.Module) -> float:
-    """Millions of parameters."""
+    """Return the number of parameters in millions."""
     return sum(p.numel() for p in module.parameters()) / 1e6
 
 

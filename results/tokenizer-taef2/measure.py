@@ -1,7 +1,7 @@
-"""What a tokenizer keeps of real images: PSNR of encode and decode, spread of the latents, images per second.
+"""Measure a tokenizer on real images: PSNR of encode and decode, spread of the latents, images per second.
 
-    python -m benchmarks.tokenizers --tiny-encoder taef2_encoder.pth --tiny-decoder taef2_decoder.pth \\
-        --images tiny_imagenet.npz [--count 1000] [--out results/tokenizer-taef2]
+    python results/tokenizer-taef2/measure.py --tiny-encoder taef2_encoder.pth \\
+        --tiny-decoder taef2_decoder.pth --images tiny_imagenet.npz [--count 1000] [--out FOLDER]
 
 ``--vae FOLDER`` measures an SD-VAE instead. The images are the validation set of an npz of concatenated JPEG
 files (``val_jpeg``, ``val_off``).
@@ -30,7 +30,7 @@ from driftgen.tokenizers import SDVAE, TinyVAE, Tokenizer
 
 
 def read_images(path: Path, count: int) -> Tensor:
-    """``[N, 3, H, W]`` uint8, ``count`` of them spread evenly over the file, which is ordered by class."""
+    """Return ``[N, 3, H, W]`` uint8, ``count`` images spread evenly over the file sorted by class."""
     with np.load(path) as archive:
         data, offsets = archive["val_jpeg"], archive["val_off"]
     total = len(offsets) - 1
@@ -41,7 +41,7 @@ def read_images(path: Path, count: int) -> Tensor:
 
 
 def psnr(images: Tensor, others: Tensor) -> Tensor:
-    """10 log10(255² / mean squared error) of each image."""
+    """Return 10 log10(255² / mean squared error) of each image."""
     error = (images.double() - others.double()).square().mean((1, 2, 3))
     return 10 * torch.log10(255**2 / error)
 
@@ -56,7 +56,7 @@ def summary(values: Tensor) -> dict[str, float]:
 
 
 def measure(tokenizer: Tokenizer, images: Tensor, device: str) -> tuple[dict[str, Any], Tensor]:
-    """The figures, and the reconstructions as uint8."""
+    """Return the figures, and the reconstructions as uint8."""
     x = (images.float() / 127.5 - 1).to(device)
 
     def now() -> float:
@@ -65,7 +65,7 @@ def measure(tokenizer: Tokenizer, images: Tensor, device: str) -> tuple[dict[str
         return time.perf_counter()
 
     with torch.inference_mode():
-        tokenizer.decode(tokenizer.encode(x[:4]))  # the first call pays for what is set up once
+        tokenizer.decode(tokenizer.encode(x[:4]))  # warm up
         start = now()
         latents = tokenizer.encode(x, torch.Generator().manual_seed(0))
         encoded = now()
@@ -90,7 +90,7 @@ def measure(tokenizer: Tokenizer, images: Tensor, device: str) -> tuple[dict[str
 
 
 def strip(images: Tensor, others: Tensor, zoom: int = 2) -> Image.Image:
-    """Originals above reconstructions."""
+    """Return the originals above the reconstructions."""
     rows = [torch.cat(list(row), dim=2) for row in (images, others)]
     pixels = torch.cat(rows, dim=1).permute(1, 2, 0).numpy()
     return Image.fromarray(pixels).resize(
@@ -136,7 +136,7 @@ def main() -> None:
     console.print(f"encodes {rates[0]:.1f} and decodes {rates[1]:.1f} images a second")
     if args.out is None:
         return
-    # Names of files, not where they lie on this machine.
+    # File names only, without the folders of this machine.
     shown = {key: value.name if isinstance(value, Path) else value for key, value in vars(args).items()}
     shown["out"] = args.out.as_posix() if not args.out.is_absolute() else args.out.name
     if args.vae is not None and Path(args.vae).exists():
@@ -144,7 +144,7 @@ def main() -> None:
     given = (f"--{key.replace('_', '-')} {value}" for key, value in shown.items() if value is not None)
     cpu = f"{platform.processor() or platform.machine()} CPU, {torch.get_num_threads()} threads"
     record = {
-        "command": f"python -m benchmarks.tokenizers {' '.join(given)}",
+        "command": f"python results/tokenizer-taef2/measure.py {' '.join(given)}",
         "driftgen": driftgen.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
