@@ -76,7 +76,7 @@ def main() -> None:
             phases.begin("other")
             begin = time.perf_counter()
             optimizer.zero_grad()
-            losses.append(float(task.gradient(len(losses))))
+            losses.append(float(task.compute_gradient(len(losses))))
             phases.begin("optimizer")
             clip(parameters, config.optim.clip)
             optimizer.step()
@@ -103,7 +103,7 @@ def main() -> None:
         print(json.dumps(found), flush=True)
         if args.profile:
             task.compute = task.step  # only launches tell which part they belong to
-            phases.watch(task.generator, task.step.phi, task.step.loss)  # type: ignore[arg-type]
+            phases.watch(task.generator, task.phi, task.step.loss)  # type: ignore[arg-type]
             run()
             rows = profile_step(run, device, steps=3)
             found["profile"] = [vars(cost) for cost in rows[:60]]

@@ -1,4 +1,4 @@
-"""``driftgen pretrain``: the masked autoencoder whose encoder becomes φ (appendix "Implementation of
+"""``driftgen pretrain``: train the masked autoencoder whose encoder becomes φ (appendix "Implementation of
 ResNet-style MAE")."""
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ from driftgen.support.rng import derive_generator, derive_seed
 from driftgen.training.build import build_mae, make_tokenizer, open_data
 from driftgen.training.config import Masking, PretrainConfig
 from driftgen.training.distributed import Distributed
-from driftgen.training.loop import Loop, View, check_run, create_run
+from driftgen.training.health import Health
+from driftgen.training.loop import View, run_task
+from driftgen.training.run_folder import check_run
 from driftgen.training.sharding import make_mesh
 
 __all__ = ["Pretraining", "classification_weight", "pretrain"]
 
-# Which randomness of a step it is.
-ORDER, AUGMENT, MASK, WEIGHTS, PICTURE, LATENT = range(6)
-SHOWN = 10
+# RNG stream ids
+ORDER, AUGMENT, MASK, WEIGHTS, PREVIEW, LATENT, PROBE = range(7)
+PREVIEW_IMAGES = 10
+PROBE_IMAGES = 64  # fixed images that the averaged weights are measured on
 
 
 def classification_weight(config: Masking, step: int, steps: int) -> float:
-    """λ: 0, then over the last ``finetune_steps`` a ramp up to ``finetune_weight``."""
+    """Return λ: 0, then a linear ramp up to ``finetune_weight`` over the last ``finetune_steps``."""
     since = step - (steps - config.finetune_steps)
     if config.finetune_steps == 0 or since < 0:
         return 0.0
@@ -39,141 +42,178 @@ def classification_weight(config: Masking, step: int, steps: int) -> float:
 
 
 class Pretraining:
-    """The task of the loop: masked images in, reconstruction (and classification) loss out."""
+    """Task that trains a masked autoencoder by reconstruction, and by classification at the end.
 
-    def __init__(self, config: PretrainConfig, processes: Distributed) -> None:
-        self.config, self.processes = config, processes
+    Attributes:
+        name: of the recipe, for the record of the saved model.
+    """
+
+    def __init__(self, config: PretrainConfig, distributed: Distributed, *, name: str = "") -> None:
+        self.config, self.distributed, self.name = config, distributed, name
         self.data = open_data(config.data)
         torch.manual_seed(derive_seed(config.seed, WEIGHTS))
-        self.tokenizer = make_tokenizer(config.tokenizer, processes.device)
+        self.tokenizer = make_tokenizer(config.tokenizer, distributed.device)
         shape = self.data.shape
         if self.tokenizer is not None:
-            # Images are cropped at random before they become latents, so no cache of latents would do.
+            # Images are cropped at random before they are encoded, so latents cannot be cached.
             f = self.tokenizer.factor
             shape = (self.tokenizer.latent_channels, shape[1] // f, shape[2] // f)
         self.mae = build_mae(config.mae, shape, len(self.data.class_names))
-        mesh = make_mesh(config, processes)
+        mesh = make_mesh(config, distributed)
         if mesh is None:
-            self.mae.to(processes.device)  # else the loop moves it, share by share
+            self.mae.to(distributed.device)  # with a mesh, the loop moves it shard by shard
         self.model: nn.Module = self.mae
         if config.compile:
             compile_parts(self.mae)
             if mesh is None:
                 to_channels_last(self.mae)
-        if processes.group is not None and mesh is None:
+        if distributed.group is not None and mesh is None:
             # The classifier has no gradient before fine-tuning begins.
             self.model = DistributedDataParallel(
                 self.model, find_unused_parameters=config.mae.finetune_steps > 0
             )
-        self.rows = processes.shard(config.batch_size, "batch_size")
+        self.rows = distributed.shard(config.batch_size, "batch_size")
+        self.samples_per_step = config.batch_size
         self.autocast = torch.bfloat16 if config.precision == "bfloat16" else None
-        self.found: dict[str, Tensor] = {}
-
-    def samples_per_step(self) -> int:
-        return self.config.batch_size
+        self.health = Health()
+        self.batch_metrics: dict[str, Tensor] = {}
+        self._probe: tuple[Tensor, Tensor, Tensor] | None = None
 
     def indices(self, step: int) -> Tensor:
-        """Which images the step takes: epoch after epoch, each in an order of its own."""
+        """Return the images of a step: every epoch in an order of its own."""
         n, size = len(self.data.labels), self.config.batch_size
-        first, found = step * size, torch.empty(0, dtype=torch.int64)
-        while len(found) < size:
-            epoch, start = divmod(first + len(found), n)
+        first, chosen = step * size, torch.empty(0, dtype=torch.int64)
+        while len(chosen) < size:
+            epoch, start = divmod(first + len(chosen), n)
             order = torch.randperm(n, generator=derive_generator(self.config.seed, ORDER, epoch))
-            found = torch.cat([found, order[start : start + size - len(found)]])
-        return found
+            chosen = torch.cat([chosen, order[start : start + size - len(chosen)]])
+        return chosen
 
-    def gradient(self, step: int) -> Tensor:
-        config, device = self.config, self.processes.device
+    def compute_gradient(self, step: int) -> Tensor:
+        """See :class:`~driftgen.training.task.Task`, here and below."""
+        config = self.config
         chosen = self.indices(step)[self.rows]
         seed = derive_seed(config.seed, step, AUGMENT)
         images = self._load(chosen, seed, self.rows.start)
-        labels = self.data.labels[chosen].to(device)
+        labels = self.data.labels[chosen].to(self.distributed.device)
         weight = classification_weight(config.mae, step, config.optim.steps)
-        height, width = (side // self.mae.patchify for side in images.shape[2:])
         random = derive_generator(config.seed, step, MASK)
-        mask = self.mae.sample_mask(config.batch_size, random, size=(height, width))[self.rows]
+        mask = self.mae.sample_mask(config.batch_size, random, size=self._mask_size(images))[self.rows]
         total = images.new_zeros(())
-        self.found = {}
+        self.batch_metrics = {}
         parts = list(zip(*(t.chunk(config.micro) for t in (images, mask, labels)), strict=True))
         for part_images, part_mask, part_labels in parts:
             share = len(part_images) / len(images)
-            with torch.autocast(device.type, self.autocast, enabled=self.autocast is not None):
-                out = self.model(
-                    part_images, part_mask, part_labels if self.mae.classifier is not None else None, weight
-                )
+            out = self._forward(self.model, part_images, part_mask, part_labels, weight)
             (out.loss * share).backward()
             total += out.loss.detach() * share
-            for name in ("recon_loss", "cls_loss", "accuracy"):
+            for name in ("recon_loss", "accuracy"):
                 value = getattr(out, name)
                 if value is not None:
-                    self.found[name] = self.found.get(name, 0.0) + value.detach().mean() * share
+                    self.batch_metrics[name] = (
+                        self.batch_metrics.get(name, 0.0) + value.detach().mean() * share
+                    )
         return total
 
-    def _load(self, chosen: Tensor, seed: int, first: int = 0) -> Tensor:
-        images = self.data.load(chosen, seed, first).to(self.processes.device)
-        if self.tokenizer is None:
-            return images
-        with torch.no_grad():
-            return self.tokenizer.encode(images, derive_generator(seed, first, LATENT))
+    @torch.no_grad()
+    def measure(self, averaged: nn.Module) -> dict[str, Any]:
+        """Return metrics of the averaged weights on fixed images, and of the last batch.
 
-    def measure(self) -> dict[str, Any]:
-        found = {name: value.item() for name, value in self.found.items()}
+        ``reconstruction``, ``classification`` and ``accuracy`` describe the weights that the run saves;
+        ``batch_reconstruction`` and ``batch_accuracy`` describe the trained weights.
+        """
+        if self._probe is None:
+            order = torch.randperm(len(self.data.labels), generator=derive_generator(self.config.seed, PROBE))
+            chosen = order[:PROBE_IMAGES]
+            images = self._load(chosen, derive_seed(self.config.seed, PROBE, AUGMENT))
+            random = derive_generator(self.config.seed, PROBE, MASK)
+            mask = self.mae.sample_mask(len(images), random, size=self._mask_size(images))
+            self._probe = images, mask, self.data.labels[chosen].to(self.distributed.device)
+        out = self._forward(averaged, *self._probe, 0.0)
         return {
-            "reconstruction": found["recon_loss"],
-            "classification": found.get("cls_loss"),
-            "accuracy": found.get("accuracy"),
+            "reconstruction": out.recon_loss.mean().item(),
+            "classification": None if out.cls_loss is None else out.cls_loss.mean().item(),
+            "accuracy": None if out.accuracy is None else out.accuracy.mean().item(),
+            "batch_reconstruction": self.batch_metrics["recon_loss"].item(),
+            "batch_accuracy": self.batch_metrics["accuracy"].item() if out.accuracy is not None else None,
         }
 
+    def check_health(self, row: Mapping[str, Any]) -> list[str]:
+        return self.health.update(row)
+
     @torch.no_grad()
-    def save_samples(self, model: nn.Module, path: Path) -> None:
-        """Images, what the encoder sees of them, and what the decoder makes of that."""
-        images = self._load(torch.arange(min(SHOWN, len(self.data.labels))), 0)
+    def save_preview(self, averaged: nn.Module, path: Path) -> Path | None:
+        """Save images, their visible patches, and the reconstruction of the others."""
+        images = self._load(torch.arange(min(PREVIEW_IMAGES, len(self.data.labels))), 0)
         if images.shape[1] not in (1, 3):
-            return
-        mae: Any = model
-        size = (images.shape[2] // mae.patchify, images.shape[3] // mae.patchify)
-        mask = mae.sample_mask(len(images), derive_generator(self.config.seed, PICTURE), size=size)
+            return None
+        mae: Any = averaged
+        random = derive_generator(self.config.seed, PREVIEW)
+        mask = mae.sample_mask(len(images), random, size=self._mask_size(images))
         p = mae.patchify
-        seen = mask.repeat_interleave(p, 2).repeat_interleave(p, 3)
-        made = mae.unpatchify(mae.reconstruct(images, mask))
-        rows = [images, images * (1 - seen), images * (1 - seen) + made.float() * seen]
+        masked = mask.repeat_interleave(p, 2).repeat_interleave(p, 3)
+        reconstructed = mae.unpatchify(mae.reconstruct(images, mask))
+        rows = [images, images * (1 - masked), images * (1 - masked) + reconstructed.float() * masked]
+        path = path.with_suffix(".png")
         make_folder(path.parent)
         with atomic_write(path) as scratch:
             contact_sheet(to_pil(to_uint8(torch.cat(rows))), columns=len(images)).save(scratch)
+        return path
+
+    def save_models(self, averaged: Mapping[str, nn.Module], folder: Path, step: int) -> None:
+        """Save the first average as ``model/``."""
+        decay, model = next(iter(averaged.items()))
+        source = {"recipe": self.name, "step": step, "ema": decay}
+        save_model(model, folder / RUN_MODEL, source=source, class_names=self.data.class_names)
+
+    def memory_advice(self) -> str:
+        return memory_advice(self.config)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Nothing: step and seed decide everything."""
+        """Restore nothing: step and seed determine every draw."""
+
+    def _load(self, chosen: Tensor, seed: int, first: int = 0) -> Tensor:
+        images = self.data.load(chosen, seed, first).to(self.distributed.device)
+        if self.tokenizer is None:
+            return images
+        with torch.no_grad():
+            return self.tokenizer.encode(images, derive_generator(seed, first, LATENT))
+
+    def _mask_size(self, images: Tensor) -> tuple[int, int]:
+        return images.shape[2] // self.mae.patchify, images.shape[3] // self.mae.patchify
+
+    def _forward(self, model: nn.Module, images: Tensor, mask: Tensor, labels: Tensor, weight: float) -> Any:
+        with torch.autocast(images.device.type, self.autocast, enabled=self.autocast is not None):
+            return model(images, mask, labels if self.mae.classifier is not None else None, weight)
 
 
 def pretrain(
     config: PretrainConfig,
     folder: Path,
-    processes: Distributed,
+    distributed: Distributed,
     view: View,
     *,
     name: str = "",
     override: bool = False,
     report: Callable[[Path], object] | None = None,
 ) -> bool:
-    """Trains, or goes on with, the encoder in ``folder``; whether it is complete. It ends as ``model/``.
+    """Train an encoder in ``folder``, or resume its training; return True if the run is complete.
 
-    ``report(folder)`` is called now and then and at the end.
+    The folder receives ``model/`` (the first average), ``samples/``, ``metrics.jsonl`` and whatever
+    ``report(folder)`` writes.
     """
-    check_run(folder, config, override=override)
-    task = Pretraining(config, processes)
-
-    def finish(averages: Mapping[str, nn.Module], step: int) -> None:
-        decay, first = next(iter(averages.items()))
-        source = {"recipe": name, "step": step, "ema": decay}
-        save_model(first, folder / RUN_MODEL, source=source, class_names=task.data.class_names)
-
-    if processes.is_main:
-        create_run(folder, config, task="pretrain", recipe=name)
-    processes.barrier()
+    config = check_run(folder, config, override=override)
+    task = Pretraining(config, distributed, name=name)
     try:
-        return Loop(folder, config, task, processes, view, finish, report).run()
+        header = {"task": "pretrain", "recipe": name}
+        return run_task(folder, config, task, distributed, view, header, report)
     finally:
         task.data.close()
+
+
+def memory_advice(config: PretrainConfig) -> str:
+    """Return the change that reduces the memory of a step."""
+    return f"use --set micro={2 * config.micro} (the same step in micro-batches)"

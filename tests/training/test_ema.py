@@ -180,5 +180,5 @@ def test_wrong_state():
         averages.load_state_dict({k: v for k, v in state.items() if k != "0.9/frozen"})
     with pytest.raises(InputError, match=r"do not fit, unknown: 0.99/frozen$"):
         averages.load_state_dict(state | {"0.99/frozen": torch.zeros(2)})
-    with pytest.raises(InputError, match=r"0.9/frozen has shape \[3\] instead of \[2\]$"):
+    with pytest.raises(InputError, match=r"0.9/frozen has shape \[3\], expected \[2\]$"):
         averages.load_state_dict(state | {"0.9/frozen": torch.zeros(3)})
