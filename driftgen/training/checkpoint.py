@@ -140,7 +140,7 @@ class Checkpoints:
                     yield int(match[1]), path
 
     def _clear(self) -> None:
-        """Remove leftovers of killed saves; of two checkpoints of a step keep the newer one if it is valid."""
+        """Remove leftovers of killed saves; of two checkpoints of a step keep the newer valid one."""
         for path in list(self.folder.glob("step-*")):
             if path.suffix in (PARTIAL, REMOVED):
                 shutil.rmtree(path, ignore_errors=True)
@@ -154,8 +154,8 @@ class Checkpoints:
                     path.replace(newer)
 
     def _thin(self, newest: int) -> None:
-        # Later steps can only be damaged ones that a resumed run has not reached again. They do not count, and
-        # stay for inspection until the run overwrites them.
+        # Later steps can only be damaged ones that a resumed run has not reached again. They do not count,
+        # and stay for inspection until the run overwrites them.
         past = {step: path for step, path in self._folders() if step <= newest and not path.suffix}
         good = sorted(step for step, path in past.items() if path.name not in self._bad)
         retained = set(good[-self.keep_last :])
@@ -182,10 +182,10 @@ class Checkpoints:
             why = os.strerror(error.errno) if error.errno else str(error)
             if error.errno in FULL:
                 message = (
-                    f"the disk is full: {name} could not be written to {self.folder} ({why}); free some space"
+                    f"the disk is full: {name} could not be written to {self.folder} ({why}); free space"
                 )
             else:
-                message = f"{name} could not be written to {self.folder}: {why}; fix the problem"
+                message = f"{name} could not be written to {self.folder}: {why}; check the disk"
             raise InputError(f"{message} and run the same command to resume; {still}") from None
 
 

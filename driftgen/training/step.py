@@ -1,4 +1,4 @@
-"""One training step: generate, encode, compare, backward (appendix "Training Loop", points 3 to 7)."""
+"""One training step (appendix "Training Loop"): the task draws its inputs, the loop applies the update."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from driftgen.drift.loss import DriftingLoss, LossOutput, Statistics
 from driftgen.training.step_inputs import Features, StepInputs, StepOutput, guided_inputs
@@ -43,17 +43,17 @@ class DriftStep:
 
     def __call__(self, inputs: StepInputs) -> StepOutput:
         """Compute the gradient of one step; the caller clears ``.grad`` first."""
-        generated = self.generate(inputs, self.generator)
-        positives, unconditional = self.encode_real(inputs)
-        out = self.compare(inputs, generated, positives, unconditional)
+        generated = self.generate(inputs, self.generator)  # φ(f(noise, conditions))
+        positives, unconditional = self.encode_real(inputs)  # φ of real samples, without gradient
+        out = self.compare(inputs, generated, positives, unconditional)  # scale, drift, loss
         (out.loss * self.world_size).backward()  # DDP and FSDP average gradients; the loss needs their sum
         return StepOutput.from_loss(out, generated, positives)
 
     def generate(self, inputs: StepInputs, generator: nn.Module) -> Features:
         """Generate N samples per condition and return their features ``[C, N, V, D]``."""
-        conditions = tree_map(lambda t: t.repeat_interleave(self.generated, 0), inputs.conditions)
+        args = tree_map_only(Tensor, lambda t: t.repeat_interleave(self.generated, 0), inputs.conditions)
         with torch.autocast(inputs.positives.device.type, self.autocast, enabled=self.autocast is not None):
-            return self._grouped_features(generator(inputs.noise, *conditions), len(inputs.positives))
+            return self._grouped_features(generator(inputs.noise, *args), len(inputs.positives))
 
     @torch.no_grad()
     def encode_real(self, inputs: StepInputs) -> tuple[Features, Features]:

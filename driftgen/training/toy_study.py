@@ -221,7 +221,8 @@ def _metrics(
     metrics: dict[str, Any] = {
         "distribution": toy.name,
         "config": asdict(config),
-        "evaluator": f"unbiased energy distance to {EVALUATED} fresh points; drift by {2 * EVALUATED} fresh points",
+        "evaluator": f"unbiased energy distance to {EVALUATED} fresh points; "
+        f"drift by {2 * EVALUATED} fresh points",
         "energy_distance": energy_distance(x, fresh),
         "energy_distance_at_start": energy_distance(first[0], fresh),
         "energy_distance_of_data_to_itself": energy_distance(again, fresh),

@@ -126,7 +126,7 @@ def test_two_that_share_train_as_one(tmp_path):
             found, expected = (dg.load_model(run / model).state_dict() for run in (two, one))
             assert_same(found, expected, limit)
 
-    # Weights, averages, encoder and optimiser are really shared.
+    # Weights, averages, encoder and optimizer are really sharded.
     found = shares(tmp_path / "encoder-shared")
     assert found.keys() == {"model", "0.9", "0.5", "encoder 0", "optimizer"}
     for first, second in found.values():
