@@ -77,7 +77,7 @@ class Pretraining:
         self.autocast = torch.bfloat16 if config.precision == "bfloat16" else None
         self.health = Health()
         self.batch_metrics: dict[str, Tensor] = {}
-        self._probe: tuple[Tensor, Tensor, Tensor] | None = None
+        self.probe = self._draw_probe()
 
     def indices(self, step: int) -> Tensor:
         """Return the images of a step: every epoch in an order of its own."""
@@ -122,14 +122,7 @@ class Pretraining:
         ``reconstruction``, ``classification`` and ``accuracy`` describe the weights that the run saves;
         ``batch_reconstruction`` and ``batch_accuracy`` describe the trained weights.
         """
-        if self._probe is None:
-            order = torch.randperm(len(self.data.labels), generator=derive_generator(self.config.seed, PROBE))
-            chosen = order[:PROBE_IMAGES]
-            images = self._load(chosen, derive_seed(self.config.seed, PROBE, AUGMENT))
-            random = derive_generator(self.config.seed, PROBE, MASK)
-            mask = self.mae.sample_mask(len(images), random, size=self._mask_size(images))
-            self._probe = images, mask, self.data.labels[chosen].to(self.distributed.device)
-        out = self._forward(averaged, *self._probe, 0.0)
+        out = self._forward(averaged, *self.probe, 0.0)
         return {
             "reconstruction": out.recon_loss.mean().item(),
             "classification": None if out.cls_loss is None else out.cls_loss.mean().item(),
@@ -174,6 +167,16 @@ class Pretraining:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore nothing: step and seed determine every draw."""
+
+    def _draw_probe(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return fixed images, masks and labels to measure the averaged weights on."""
+        seed = self.config.seed
+        order = torch.randperm(len(self.data.labels), generator=derive_generator(seed, PROBE))
+        chosen = order[:PROBE_IMAGES]
+        images = self._load(chosen, derive_seed(seed, PROBE, AUGMENT))
+        random = derive_generator(seed, PROBE, MASK)
+        mask = self.mae.sample_mask(len(images), random, size=self._mask_size(images))
+        return images, mask.to(images.device), self.data.labels[chosen].to(images.device)
 
     def _load(self, chosen: Tensor, seed: int, first: int = 0) -> Tensor:
         images = self.data.load(chosen, seed, first).to(self.distributed.device)
