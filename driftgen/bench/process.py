@@ -24,7 +24,7 @@ from driftgen.generators.unet import UNet2D
 from driftgen.training.config import Optimizer
 from driftgen.training.distributed import Distributed
 from driftgen.training.optimizer import clip, make_optimizer
-from driftgen.training.step import DriftStep, StepInputs
+from driftgen.training.step import DriftStep, guided_inputs
 
 __all__ = ["Collectives", "main"]
 
@@ -68,21 +68,23 @@ def main(out: Path, repeats: int) -> None:
     phi = FeatureStack()
     model = DistributedDataParallel(generator) if processes.group is not None else generator
     loss = DriftingLoss(process_group=processes.group)
-    step = DriftStep(model, phi, loss, generated=SAMPLES)
+    step = DriftStep(model, phi.features, loss, generated=SAMPLES)
     optimizer = make_optimizer(generator.parameters(), Optimizer())
     part = processes.shard(CLASSES, "classes")
     labels = torch.arange(CLASSES)[part]
-    drawn = StepInputs(
-        labels,
-        torch.ones(len(labels)),
+    alpha = torch.ones(len(labels))
+    inputs = guided_inputs(
         generator.sample_noise(len(labels) * SAMPLES),
+        labels,
+        alpha,
         torch.randn(len(labels), SAMPLES, *generator.sample_shape),
         torch.randn(len(labels), 4, *generator.sample_shape),
+        generated=SAMPLES,
     )
 
     def run() -> None:
         optimizer.zero_grad()
-        step(drawn)
+        step(inputs)
         clip(generator.parameters(), 2.0)
         optimizer.step()
 

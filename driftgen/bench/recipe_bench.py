@@ -131,12 +131,12 @@ class RecipeStep:
         if isinstance(config, TrainConfig):
             self.task = Training(config, processes, self.notes.append)
             if phases is not None:
-                phases.watch(self.task.generator, self.task.step.phi, self.task.step.loss)
+                phases.watch(self.task.generator, self.task.phi, self.task.step.loss)
         else:
             self.task = Pretraining(config, processes)
         self.parameters = [p for p in self.task.model.parameters() if p.requires_grad]
         self.optimizer = make_optimizer(self.parameters, config.optim)
-        self.ema = EMA(self.task.model, config.ema)
+        self.ema = EMA(self.task.model, config.ema, warmup=config.ema_warmup)
         self.losses: list[float] = []
 
     def run(self) -> None:
@@ -145,37 +145,37 @@ class RecipeStep:
             group["lr"] = learning_rate(self.config.optim, step)
         self._begin("network" if isinstance(self.task, Pretraining) else "other")
         self.optimizer.zero_grad()
-        self.losses.append(float(self.task.gradient(step)))
+        self.losses.append(float(self.task.compute_gradient(step)))
         self._begin("optimizer")
         float(clip(self.parameters, self.config.optim.clip))
         self.optimizer.step()
         self.ema.update(self.task.model)
 
     def samples(self) -> int:
-        return self.task.samples_per_step()
+        return self.task.samples_per_step
 
     def cuda_graph(self) -> bool:
         """Return True if training captures the step as a CUDA graph."""
         if isinstance(self.task, Training):
             return self.task.compute is not self.task.step
-        return self.task.cuda_graph
+        return self.task.graphed is not None
 
     def held_bytes(self) -> int:
         """Bytes of the weights and their averages."""
         networks = [self.task.model, *self.ema.models.values()]
         if isinstance(self.task, Training):
-            networks.append(self.task.step.phi)
+            networks.append(self.task.phi)
         return count_bytes(tensor for network in networks for tensor in network.state_dict().values())
 
     def operations(self) -> float:
         """Count the operations of a step."""
         if isinstance(self.task, Training):
             b = self.task.config.batch
-            networks = self.task.generator, self.task.step.phi
+            networks = self.task.generator, self.task.phi
             return count_step_operations(*networks, b.classes, b.generated, b.positives, b.unconditional)
         mae = self.task.mae
         shape = (1, *self.task.data.shape)
-        image = torch.randn(shape, device=self.task.processes.device)
+        image = torch.randn(shape, device=self.task.distributed.device)
         # Backward costs two forward passes.
         return 3 * self.samples() * float(count_operations(lambda: mae(image)))
 

@@ -33,8 +33,9 @@ from driftgen.ops.dispatch import has_kernels, without_kernels
 from driftgen.training.config import Optimizer
 from driftgen.training.ema import EMA
 from driftgen.training.graphed_step import GraphedStep
+from driftgen.training.microbatch import MicroBatchedStep
 from driftgen.training.optimizer import clip, make_optimizer
-from driftgen.training.step import DriftStep, StepInputs
+from driftgen.training.step import DriftStep, StepInputs, StepOutput, guided_inputs
 
 __all__ = [
     "Built",
@@ -144,9 +145,12 @@ def build_step(sizes: Sizes, device: torch.device, phases: Phases | None = None)
     if phases is not None:
         phases.watch(generator, phi, loss)
     autocast = None if sizes.dtype == torch.float32 else sizes.dtype
-    parts: dict[str, Any] = {"micro": sizes.micro, "mode": sizes.mode, "autocast": autocast}
-    step = DriftStep(generator, phi, loss, generated=sizes.generated, **parts)
-    compute = GraphedStep(step, generator.parameters(), _refuse) if sizes.graph else step
+    step = DriftStep(generator, phi.features, loss, generated=sizes.generated, autocast=autocast)
+    compute: Callable[[StepInputs], StepOutput] = step
+    if sizes.micro > 1:
+        compute = MicroBatchedStep(step, sizes.micro, sizes.mode)
+    elif sizes.graph:
+        compute = GraphedStep(step, generator.parameters(), _refuse)
     inputs = _draw(sizes, generator, device)
 
     def run() -> torch.Tensor:
@@ -173,12 +177,14 @@ def _refuse(why: str) -> None:
 
 def _draw(sizes: Sizes, generator: DiT, device: torch.device) -> StepInputs:
     classes = sizes.classes
-    return StepInputs(
-        torch.randint(1000, (classes,), device=device),
-        sample_alpha(classes).to(device),
+    labels, alpha = torch.randint(1000, (classes,), device=device), sample_alpha(classes).to(device)
+    return guided_inputs(
         generator.sample_noise(classes * sizes.generated),
+        labels,
+        alpha,
         torch.randn(classes, sizes.positives, *LATENT, device=device),
         torch.randn(classes, sizes.unconditional, *LATENT, device=device),
+        generated=sizes.generated,
     )
 
 

@@ -33,6 +33,11 @@ class Prefetcher(Generic[T]):
             wait([pending[1]])  # loads must not run concurrently
         return load()
 
+    def wait(self) -> None:
+        """Wait until no load runs in the background. A finished result stays available."""
+        if self._pending is not None:
+            wait([self._pending[1]])
+
     def start(self, key: Key, load: Callable[[], T]) -> None:
         """Start the load that is likely to be requested next."""
         self._pending = key, self._thread.submit(load)

@@ -78,9 +78,9 @@ def _panels(header: Row, rows: Sequence[Row]) -> Iterator[_Panel]:
     )
     yield _Panel("Spread and within-class diversity", note, relative, level=1.0)
     for key, title, note, log in (
-        ("reconstruction", "Reconstruction error", "", True),
-        ("classification", "Classification loss", "", False),
-        ("accuracy", "Classifier accuracy", "", False),
+        ("reconstruction", "Reconstruction error", "Averaged weights, fixed images.", True),
+        ("classification", "Classification loss", "Averaged weights, fixed images.", False),
+        ("accuracy", "Classifier accuracy", "Averaged weights, fixed images.", False),
         ("gradient_norm", "Gradient norm", "Before clipping.", True),
         ("learning_rate", "Learning rate", "", False),
         ("samples_per_second", "Samples per second", "", False),

@@ -99,8 +99,8 @@ def _summary(header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> st
     names = {
         "spread": "spread of generated samples (data: 1)",
         "diversity": "within-class diversity (data: 1)",
-        "reconstruction": "reconstruction error",
-        "accuracy": "classifier accuracy",
+        "reconstruction": "reconstruction error, averaged weights",
+        "accuracy": "classifier accuracy, averaged weights",
         "skipped": "skipped steps",
     }
     facts |= {text: _figure(last[key]) for key, text in names.items() if last.get(key) is not None}

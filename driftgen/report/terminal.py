@@ -169,9 +169,9 @@ class LiveView:
         notes = {
             "spread": "of all samples; data: 1",
             "diversity": "within a class; data: 1",
-            "reconstruction": "",
+            "reconstruction": "averaged weights",
             "classification": "",
-            "accuracy": "of the classifier",
+            "accuracy": "of the classifier, averaged weights",
             "gradient_norm": "before clipping",
             "alpha": "mean over the step",
             "loss": "flat by design" if "drift" in row else "",

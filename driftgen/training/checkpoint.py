@@ -1,7 +1,7 @@
-"""A run's state on disk: written whole, checked when read, never lost.
+"""Checkpoints: written atomically, verified when read.
 
-A checkpoint is a folder ``step-00001000/`` of ``state.safetensors`` (all tensors), ``record.json`` (all else)
-and ``checksum.json`` (length and SHA-256 of both).
+A checkpoint is a folder ``step-00001000/`` with ``state.safetensors`` (tensors), ``record.json`` (other
+values) and ``checksum.json`` (length and SHA-256 of both files).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from driftgen.errors import InputError
 __all__ = ["Checkpoint", "Checkpoints"]
 
 STATE, RECORD, CHECKSUM = "state.safetensors", "record.json", "checksum.json"
-# Endings of folders that are no checkpoints: being written, on its way out, giving way to a newer one of its
-# step.
+# Suffixes of folders that are no valid checkpoints: being written, being removed, replaced by a newer one of
+# the same step.
 PARTIAL, REMOVED, REPLACED = ".partial", ".removed", ".replaced"
 Chunks = Iterable[bytes | memoryview]
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -50,10 +50,10 @@ DTYPES = {
 
 @dataclass
 class Checkpoint:
-    """What :meth:`Checkpoints.load` found.
+    """A loaded checkpoint.
 
-    The tensors are mapped from the file: they take no memory until they are used or changed, and writing to
-    them does not change the file.
+    The tensors are memory-mapped copy-on-write: they take no memory until they are accessed, and in-place
+    changes do not reach the file.
     """
 
     step: int
@@ -66,12 +66,12 @@ class Checkpoints:
     """The checkpoints of one run. One process writes; any number may read.
 
     Args:
-        folder: made when the first one is saved.
-        keep_last: how many of the newest stay.
-        keep_every: checkpoints of steps that this divides stay for good.
+        folder: created by the first :meth:`save`.
+        keep_last: number of newest checkpoints to keep.
+        keep_every: also keep checkpoints of steps that are multiples of this number.
 
     Attributes:
-        damaged: one line for each checkpoint that the last :meth:`load` passed over.
+        damaged: one line for each damaged checkpoint that the last :meth:`load` skipped.
     """
 
     def __init__(self, folder: str | Path, keep_last: int = 2, keep_every: int | None = None) -> None:
@@ -85,22 +85,22 @@ class Checkpoints:
 
     @property
     def steps(self) -> list[int]:
-        """The steps that have a checkpoint, whole or damaged, in order."""
-        return sorted(step for step, path in self._found() if not path.suffix)
+        """Steps that have a checkpoint, valid or damaged, in ascending order."""
+        return sorted(step for step, path in self._folders() if not path.suffix)
 
     def save(self, step: int, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> Path:
-        """Writes the checkpoint of a step, then lets go of those that the keep rules do not name.
+        """Write the checkpoint of a step, then remove those that the keep rules do not cover.
 
-        Tensors are taken one at a time, from any device: no second copy of all of them is made. ``record`` is
-        plain JSON, so tuples come back as lists.
+        Tensors are copied to the host one at a time, from any device. ``record`` is JSON, so tuples are
+        loaded as lists.
         """
         if step < 0:
-            raise InputError(f"step={step} must not be below 0")
+            raise InputError(f"step={step} must not be negative")
         header, order = _header(tensors)
         text = json.dumps(record, indent=1, allow_nan=False).encode()
         path = self.folder / f"step-{step:08d}"
         partial, replaced = (path.with_name(path.name + ending) for ending in (PARTIAL, REPLACED))
-        with self._room(path.name):
+        with self._disk_errors(path.name):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._clear()
             try:
@@ -121,18 +121,18 @@ class Checkpoints:
         return path
 
     def load(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole, None if there is none. Nothing on disk is changed."""
+        """Return the newest valid checkpoint, None if there is none. Changes nothing on disk."""
         self.damaged, self._bad = [], set()
-        for step, path in sorted(self._found(), key=lambda found: (-found[0], found[1].name)):
+        for step, path in sorted(self._folders(), key=lambda entry: (-entry[0], entry[1].name)):
             try:
                 return Checkpoint(step, path, *_read(path))
             except _DamageError as damage:
                 self._bad.add(path.name)
-                self.damaged.append(f"{path.name} is damaged ({damage}): passed over")
+                self.damaged.append(f"{path.name} is damaged ({damage}): skipped")
         return None
 
-    def _found(self) -> Iterator[tuple[int, Path]]:
-        """Step and folder of each checkpoint, those that were about to be replaced included."""
+    def _folders(self) -> Iterator[tuple[int, Path]]:
+        """Yield step and folder of each checkpoint, including those about to be replaced."""
         if self.folder.is_dir():
             for path in self.folder.iterdir():
                 match = re.fullmatch(rf"step-(\d{{8,}})({re.escape(REPLACED)})?", path.name)
@@ -140,7 +140,7 @@ class Checkpoints:
                     yield int(match[1]), path
 
     def _clear(self) -> None:
-        """Removes what killed saves have left; of two of one step the newer stays if it is whole."""
+        """Remove leftovers of killed saves; of two checkpoints of a step keep the newer valid one."""
         for path in list(self.folder.glob("step-*")):
             if path.suffix in (PARTIAL, REMOVED):
                 shutil.rmtree(path, ignore_errors=True)
@@ -154,64 +154,68 @@ class Checkpoints:
                     path.replace(newer)
 
     def _thin(self, newest: int) -> None:
-        # Later steps can only be damaged ones that a resumed run has not reached again: they are not counted,
-        # and stay to be looked at until it has.
-        past = {step: path for step, path in self._found() if step <= newest and not path.suffix}
+        # Later steps can only be damaged ones that a resumed run has not reached again. They do not count,
+        # and stay for inspection until the run overwrites them.
+        past = {step: path for step, path in self._folders() if step <= newest and not path.suffix}
         good = sorted(step for step, path in past.items() if path.name not in self._bad)
-        kept = set(good[-self.keep_last :])
+        retained = set(good[-self.keep_last :])
         if self.keep_every is not None:
-            kept |= {step for step in good if step % self.keep_every == 0}
+            retained |= {step for step in good if step % self.keep_every == 0}
         for step, path in past.items():
-            if step not in kept:
-                # Renamed first: a kill on the way must not leave half a folder that looks like a checkpoint.
-                gone = path.with_name(path.name + REMOVED)
+            if step not in retained:
+                # Renamed first: a kill must not leave a partly deleted folder that looks like a checkpoint.
+                removed = path.with_name(path.name + REMOVED)
                 try:
-                    path.replace(gone)
+                    path.replace(removed)
                 except OSError:
-                    continue  # Room is lost, the run is not.
-                shutil.rmtree(gone, ignore_errors=True)
+                    continue  # disk space is lost, the run is not
+                shutil.rmtree(removed, ignore_errors=True)
 
     @contextmanager
-    def _room(self, name: str) -> Iterator[None]:
-        """Turns what a disk refuses into one line that says which checkpoint is still there."""
+    def _disk_errors(self, name: str) -> Iterator[None]:
+        """Turn an OSError into one line that names the last good checkpoint."""
         try:
             yield
         except OSError as error:
-            last = [path for _, path in sorted(self._found()) if path.name not in self._bad]
+            last = [path for _, path in sorted(self._folders()) if path.name not in self._bad]
             still = f"the last good checkpoint is {last[-1]}" if last else "there is no earlier checkpoint"
             why = os.strerror(error.errno) if error.errno else str(error)
             if error.errno in FULL:
-                message = f"the disk is full: {name} could not be written to {self.folder} ({why}); make room"
+                message = (
+                    f"the disk is full: {name} could not be written to {self.folder} ({why}); free space"
+                )
             else:
-                message = f"{name} could not be written to {self.folder}: {why}; see to it"
-            raise InputError(f"{message} and start again; {still}") from None
+                message = f"{name} could not be written to {self.folder}: {why}; check the disk"
+            raise InputError(f"{message} and run the same command to resume; {still}") from None
 
 
 class _DamageError(Exception):
-    """Why a checkpoint is not whole, in a few words."""
+    """A damaged checkpoint, with the reason in a few words."""
 
 
 def _header(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
-    """What a safetensors file begins with, and the order in which the tensors follow it.
+    """Return the header of a safetensors file and the order of the tensors after it.
 
-    safetensors' own writer would want all tensors on the CPU at once, in one piece each and without shared
-    storage. The widest numbers come first, so that each tensor lies at a multiple of its own width.
+    The writer of the safetensors library needs all tensors on the CPU at once, contiguous and without shared
+    storage. The widest dtypes come first, so that each tensor is aligned to its element size.
     """
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES or tensor.layout != torch.strided:
-            raise InputError(f"tensor {name!r} is {tensor.dtype}, {tensor.layout}: it cannot be saved")
+            raise InputError(
+                f"tensor {name!r} is {tensor.dtype}, {tensor.layout}: not supported in checkpoints"
+            )
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at = 0
+    offset = 0
     for name in order:
         tensor = tensors[name]
-        end = at + tensor.numel() * tensor.element_size()
+        end = offset + tensor.numel() * tensor.element_size()
         entries[name] = {
             "dtype": DTYPES[tensor.dtype],
             "shape": list(tensor.shape),
-            "data_offsets": [at, end],
+            "data_offsets": [offset, end],
         }
-        at = end
+        offset = end
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text, order
@@ -222,7 +226,7 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 def _write(path: Path, chunks: Chunks) -> dict[str, Any]:
-    """Writes and flushes a file; length and checksum of what was meant to be in it."""
+    """Write and flush a file; return the length and checksum of the chunks."""
     digest, size = hashlib.sha256(), 0
     with path.open("wb") as file:
         for chunk in chunks:
@@ -235,14 +239,14 @@ def _write(path: Path, chunks: Chunks) -> dict[str, Any]:
 
 
 def _sync(folder: Path) -> None:
-    """Makes the names in a folder last, where the system can."""
+    """Flush a folder's entries to disk where the system supports it."""
     if os.name == "nt":
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # Some network file systems flush files only.
+        if error.errno != errno.EINVAL:  # some network file systems flush files only
             raise
     finally:
         os.close(handle)
@@ -257,13 +261,13 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except (OSError, ValueError, KeyError, TypeError):
         raise _DamageError(f"{CHECKSUM} cannot be read") from None
     try:
-        # The small file first: the large one takes seconds.
+        # The small file first: the checksum of the large one takes seconds.
         for name in (RECORD, STATE):
             size, digest = expected[name]
             with (path / name).open("rb") as file:
-                found = os.fstat(file.fileno()).st_size
-                if found != size:
-                    raise _DamageError(f"{name} has {found} bytes instead of {size}")
+                actual = os.fstat(file.fileno()).st_size
+                if actual != size:
+                    raise _DamageError(f"{name} has {actual} bytes, expected {size}")
                 if hashlib.file_digest(file, "sha256").hexdigest() != digest:
                     raise _DamageError(f"checksum of {name} differs")
         record = json.loads((path / RECORD).read_bytes())

@@ -121,6 +121,8 @@ class _Run(Section):
     tokenizer: dict[str, Any] | None = None  # options of driftgen.tokenizers.build_tokenizer
     optim: Optimizer = Optimizer()
     ema: Annotated[tuple[Annotated[float, Field(ge=0, lt=1)], ...], Field(min_length=1)] = (0.999,)
+    # Decay min(d, (1 + t) / (10 + t)) at update t. A run keeps the value it started with.
+    ema_warmup: bool = True
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
     output: Output = Output()

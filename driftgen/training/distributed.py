@@ -1,4 +1,4 @@
-"""One process or many: which share of the work is ours, and who writes."""
+"""The processes of a run: rank, device, process group and shard of the work."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["Distributed"]
 
 @dataclass(frozen=True)
 class Distributed:
-    """The processes that train together; alone unless ``torchrun`` started this one.
+    """The processes that train together: one, unless ``torchrun`` started several.
 
     Attributes:
-        rank: position of this one; 0 writes.
-        world_size: how many there are.
-        device: where this one computes.
-        group: for collectives; None when alone.
+        rank: of this process; rank 0 writes files.
+        world_size: number of processes.
+        device: of this process.
+        group: for collectives; None for one process.
     """
 
     rank: int
@@ -32,7 +32,7 @@ class Distributed:
 
     @classmethod
     def start(cls, device: str | None = None) -> Distributed:
-        """Joins the others (NCCL on GPUs, gloo on CPUs). ``device`` is the best there is if None."""
+        """Join the process group (NCCL on GPUs, gloo on CPUs); ``device`` defaults to a GPU if any."""
         try:
             chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
             if chosen.type == "cuda" and not torch.cuda.is_available():
@@ -46,8 +46,8 @@ class Distributed:
             local = int(os.environ.get("LOCAL_RANK", "0"))
             if local >= torch.cuda.device_count():
                 raise InputError(
-                    f"process {local} of this machine has no GPU of its own: there are "
-                    f"{torch.cuda.device_count()}, start so many with --nproc-per-node"
+                    f"local rank {local} has no GPU: this machine has {torch.cuda.device_count()}, "
+                    f"use --nproc-per-node {torch.cuda.device_count()}"
                 )
             chosen = torch.device("cuda", local)
             torch.cuda.set_device(chosen)
@@ -57,18 +57,18 @@ class Distributed:
 
     @property
     def is_main(self) -> bool:
-        """Whether this one writes."""
+        """True in the process that writes files."""
         return self.rank == 0
 
-    def shard(self, n: int, what: str) -> slice:
-        """Those of n things that are this process's; each gets as many."""
+    def shard(self, n: int, name: str) -> slice:
+        """Return this process's slice of n items; all processes get the same number."""
         if n % self.world_size:
-            raise InputError(f"{what}={n} must be a multiple of the {self.world_size} processes")
+            raise InputError(f"{name}={n} must be a multiple of the number of processes, {self.world_size}")
         each = n // self.world_size
         return slice(self.rank * each, (self.rank + 1) * each)
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is raised in any process."""
+        """Return True if the flag is set in any process."""
         if self.group is None:
             return flag
         value = torch.tensor(float(flag), device=self.device)
@@ -76,11 +76,11 @@ class Distributed:
         return bool(value.item())
 
     def barrier(self) -> None:
-        """Until all are here."""
+        """Wait for all processes."""
         if self.group is not None:
             dist.barrier(group=self.group)
 
     def close(self) -> None:
-        """Ends the group."""
+        """Destroy the process group."""
         if self.group is not None and dist.is_initialized():
             dist.destroy_process_group()

@@ -1,117 +1,115 @@
-"""A training step whose launches are recorded once: hundreds of them then cost the host as much as one."""
+"""A training step as a CUDA graph: hundreds of launches cost the host as much as one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from driftgen.errors import InputError
-from driftgen.generators.base import Noise
 from driftgen.ops.cuda_graphs import CaptureError, SynchronizationError, capture
-from driftgen.training.config import TrainConfig
+from driftgen.training.config import PretrainConfig, TrainConfig
 from driftgen.training.distributed import Distributed
-from driftgen.training.step import DriftStep, StepInputs, StepOutput
 
 __all__ = ["GraphedStep", "can_capture"]
 
+Inputs = TypeVar("Inputs")
+Output = TypeVar("Output")
 
-def can_capture(config: TrainConfig, processes: Distributed) -> bool:
-    """Whether the steps of a run are worth recording, and may be: whole steps of one process on a GPU.
 
-    Parts keep a GPU busy as they are, those of "previous" change what they read; checkpointing looks at the
-    state of the random numbers.
+def can_capture(config: TrainConfig | PretrainConfig, distributed: Distributed) -> bool:
+    """Return True if the steps of a run should be captured: undivided steps of one process on a GPU.
+
+    Micro-batches keep a GPU busy without a graph, and mode "previous" replaces the tensors it reads.
+    Activation checkpointing reads the RNG state on the host.
     """
-    return (
-        config.cuda_graph
-        and processes.device.type == "cuda"
-        and processes.group is None
-        and config.batch.micro == 1
-        and not config.checkpoint_blocks
-    )
+    whole = config.micro == 1 if isinstance(config, PretrainConfig) else _is_whole(config)
+    return whole and config.cuda_graph and distributed.device.type == "cuda" and distributed.group is None
 
 
-class _CapturedStep(NamedTuple):
+def _is_whole(config: TrainConfig) -> bool:
+    return config.batch.micro == 1 and not config.checkpoint_blocks
+
+
+class _CapturedStep(NamedTuple, Generic[Output]):
     graph: torch.cuda.CUDAGraph
-    drawn: StepInputs  # where it reads
-    output: StepOutput
+    inputs: list[Tensor]  # static tensors that the graph reads
+    output: Output
     gradients: list[Tensor | None]
 
 
-class GraphedStep:
-    """A :class:`DriftStep` as a CUDA graph, recorded at the first call and whenever the sizes change.
+class GraphedStep(Generic[Inputs, Output]):
+    """A step as a CUDA graph, captured at the first call and again when shapes change.
 
-    Takes and gives what the step does, to the last bit; but gradients replace those that are there, and what
-    it gives is overwritten by the next call. The parameters must stay where they are. A step that cannot be
-    recorded, as its networks wait for numbers on the GPU, is computed launch by launch instead.
+    Returns the same bits as the step, with two differences: gradients replace those in ``.grad``, and the
+    next call overwrites the output. The parameters must not be reallocated. A step that synchronizes with
+    the GPU cannot be captured and runs without a graph.
 
     Args:
-        step: whole, of one process.
-        parameters: those that get gradients.
-        info: told why, if it cannot be recorded.
+        step: function of a pytree of tensors that adds gradients to ``.grad``, such as
+            :class:`~driftgen.training.step.DriftStep`; undivided, of one process.
+        parameters: the parameters that receive gradients.
+        info: called with one line if the step cannot be captured.
     """
 
     def __init__(
         self,
-        step: DriftStep,
+        step: Callable[[Inputs], Output],
         parameters: Iterable[nn.Parameter],
         info: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.step, self.info = step, info
         self.parameters = [p for p in parameters if p.requires_grad]
         self.capturable = True
-        self._captured: _CapturedStep | None = None
+        self._captured: _CapturedStep[Output] | None = None
 
-    def __call__(self, drawn: StepInputs) -> StepOutput:
-        """The gradient of the step, in ``.grad``."""
-        found = self._captured
-        if found is None or _sizes(found.drawn) != _sizes(drawn):
-            found = self._capture(drawn) if self.capturable else None
-        if found is None:
-            return self.step(drawn)
-        for static, tensor in zip(_tensors(found.drawn), _tensors(drawn), strict=True):
+    def __call__(self, inputs: Inputs) -> Output:
+        """Compute the gradient of one step into ``.grad``."""
+        tensors = _tensors(inputs)
+        captured = self._captured
+        if captured is None or _shapes(captured.inputs) != _shapes(tensors):
+            captured = self._capture(inputs) if self.capturable else None
+        if captured is None:
+            return self.step(inputs)
+        for static, tensor in zip(captured.inputs, tensors, strict=True):
             static.copy_(tensor, non_blocking=True)
-        found.graph.replay()
-        for parameter, gradient in zip(self.parameters, found.gradients, strict=True):
+        captured.graph.replay()
+        for parameter, gradient in zip(self.parameters, captured.gradients, strict=True):
             parameter.grad = gradient
-        return found.output
+        return captured.output
 
-    def _capture(self, drawn: StepInputs) -> _CapturedStep | None:
-        self._captured = None  # its memory goes before there is a new one
-        static = StepInputs(
-            drawn.labels.clone(),
-            drawn.alpha.clone(),
-            Noise(*(tensor.clone() for tensor in drawn.noise)),
-            drawn.positives.clone(),
-            drawn.unconditional.clone(),
-        )
+    def _capture(self, inputs: Inputs) -> _CapturedStep[Output] | None:
+        self._captured = None  # free the memory of the old graph first
+        static = tree_map_only(Tensor, torch.clone, inputs)
 
-        def compute() -> StepOutput:
-            self._clear()
+        def compute() -> Output:
+            self._clear_gradients()
             return self.step(static)
 
         try:
             graph, output = capture(compute)
         except SynchronizationError as error:
             self.capturable = False
-            self._clear()
-            self.info(f"steps run launch by launch: {error}; cuda_graph=false leaves out the attempt")
+            self._clear_gradients()
+            self.info(f"CUDA graph disabled: {error}; set cuda_graph=false to skip capture")
             return None
         except CaptureError as error:
-            raise InputError(f"a training step: {error}; try --set cuda_graph=false") from None
-        self._captured = _CapturedStep(graph, static, output, [p.grad for p in self.parameters])
+            raise InputError(f"training step: {error}; set cuda_graph=false") from None
+        gradients = [p.grad for p in self.parameters]
+        self._captured = _CapturedStep(graph, _tensors(static), output, gradients)
         return self._captured
 
-    def _clear(self) -> None:
+    def _clear_gradients(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None
 
 
-def _tensors(drawn: StepInputs) -> list[Tensor]:
-    return [drawn.labels, drawn.alpha, *drawn.noise, drawn.positives, drawn.unconditional]
+def _tensors(inputs: object) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
 
 
-def _sizes(drawn: StepInputs) -> list[tuple[torch.Size, torch.dtype]]:
-    return [(tensor.shape, tensor.dtype) for tensor in _tensors(drawn)]
+def _shapes(tensors: list[Tensor]) -> list[tuple[torch.Size, torch.dtype]]:
+    return [(tensor.shape, tensor.dtype) for tensor in tensors]

@@ -1,266 +1,204 @@
-"""The loop that every kind of training runs in: updates, averages, checkpoints, metrics, signals."""
+"""The loop of every kind of training: updates, averages, checkpoints, metrics, signals."""
 
 from __future__ import annotations
 
 import copy
-import json
 import math
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from driftgen.errors import InputError, NotFiniteError
-from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.training.checkpoint import Checkpoint, Checkpoints
-from driftgen.training.config import PretrainConfig, TrainConfig
 from driftgen.training.distributed import Distributed
-from driftgen.training.ema import EMA, unwrapped
+from driftgen.training.ema import EMA, INITIAL_SHARE_LIMIT, unwrapped
 from driftgen.training.optimizer import clip, learning_rate, make_optimizer
-from driftgen.training.recipes import differences, load_recipe, to_yaml
-from driftgen.training.sharding import gather_state, make_mesh, shard, shard_like
+from driftgen.training.run_folder import CHECKPOINTS, SAMPLES, append_row, create_run
+from driftgen.training.sharding import gather_state, make_mesh, reshard, shard, shard_like
+from driftgen.training.signals import handle_signals
+from driftgen.training.task import LoopConfig, Task, View
 from driftgen.training.trackers import Trackers
 
-__all__ = ["CHECKPOINTS", "CONFIG", "METRICS", "Loop", "Task", "View", "check_run", "create_run"]
+__all__ = ["Loop", "Task", "View", "run_task"]
 
-CONFIG, METRICS, CHECKPOINTS = "config.yaml", "metrics.jsonl", "checkpoints"
-BAD_IN_A_ROW = 3
-EXPLODED = 1e6  # times the usual gradient norm
-AGREE_EVERY = 10  # steps between looks at whether any process was told to stop
-
-
-class View(Protocol):
-    """Where a person watches a run."""
-
-    def update(self, row: Mapping[str, Any]) -> None: ...
-
-    def info(self, text: str) -> None: ...
-
-    def warn(self, text: str) -> None: ...
-
-
-class Task(Protocol):
-    """What differs from one kind of training to another."""
-
-    model: nn.Module  # what is trained, perhaps wrapped
-
-    def gradient(self, step: int) -> Tensor:
-        """Fills ``.grad`` with the gradient of a step and returns its loss."""
-        ...
-
-    def measure(self) -> dict[str, Any]:
-        """Further figures of the step just computed, for metrics.jsonl."""
-        ...
-
-    def save_samples(self, model: nn.Module, path: Path) -> None:
-        """Draws what the averaged model does at present."""
-        ...
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """What else must be the same after a resume."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
-
-    def samples_per_step(self) -> int: ...
-
-
-def check_run(folder: Path, config: TrainConfig | PretrainConfig, *, override: bool) -> None:
-    """Whether the folder is free, or holds a run of the same configuration."""
-    path = folder / CONFIG
-    if path.is_file():
-        old = load_recipe(str(path))
-        changed = differences(old, config)
-        if changed and not override:
-            raise InputError(
-                f"{folder} holds a run of another configuration ({'; '.join(changed[:5])}): "
-                "give another --out, or --override to go on with the new values"
-            )
-    elif folder.exists() and any(folder.iterdir()):
-        raise InputError(f"{folder} is not empty and holds no run: give another --out")
-
-
-def create_run(folder: Path, config: TrainConfig | PretrainConfig, **header: Any) -> None:
-    """Makes the folder of a run; only once all its parts are known to fit together."""
-    make_folder(folder)
-    with atomic_write(folder / CONFIG) as scratch:
-        scratch.write_text(to_yaml(config), encoding="utf-8")
-    if not (folder / METRICS).exists():
-        (folder / METRICS).write_text(json.dumps({"header": header}) + "\n", encoding="utf-8")
+MAX_BAD_STEPS = 3  # in a row
+EXPLODED = 1e6  # times the median gradient norm
+AGREE_EVERY = 10  # steps between collectives that ask whether any process received a signal
 
 
 @dataclass
 class Loop:
-    """Runs the steps that are left, and never loses those that were made.
+    """Runs the remaining steps of a run and saves checkpoints to resume from.
 
     Attributes:
         folder: of the run.
         config: of the run.
-        task: what is trained.
-        processes: who takes part.
-        view: where it is shown.
-        finish: called in the first process with the averaged model of each decay when all steps are done, and
-            whenever the run is left.
-        report: called in the first process with the folder, to draw the report of the run so far, now and
-            then and after ``finish``; None draws none.
-        watch: called with each row of metrics; returns warnings in plain words.
+        task: the kind of training.
+        distributed: the processes that train together.
+        view: display of the run.
+        report: called in the main process with the folder every ``output.report_every`` steps and at the
+            end; None for no report.
     """
 
     folder: Path
-    config: TrainConfig | PretrainConfig
+    config: LoopConfig
     task: Task
-    processes: Distributed
+    distributed: Distributed
     view: View
-    finish: Callable[[Mapping[str, nn.Module], int], None]
     report: Callable[[Path], object] | None = None
-    watch: Callable[[Mapping[str, Any]], list[str]] = lambda row: []
     step: int = field(init=False, default=0)
     skipped: int = field(init=False, default=0)
     stopping: str | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.averages = EMA(self.task.model, self.config.ema)
+        self.ema = EMA(self.task.model, self.config.ema, warmup=self.config.ema_warmup)
         self._shard()
         self.parameters = [p for p in unwrapped(self.task.model).parameters() if p.requires_grad]
         self.optimizer = make_optimizer(self.parameters, self.config.optim)
         output = self.config.output
-        self.trackers = Trackers(self.config, self.folder) if self.processes.is_main else None
+        self.trackers = Trackers(self.config, self.folder) if self.distributed.is_main else None
         self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, output.keep_last, output.keep_every)
-        self.spent = 0.0  # seconds of the run before this process
+        self.spent = 0.0  # seconds before the last resume
         self.norms: list[float] = []
 
     def run(self) -> bool:
-        """Whether the run is complete; False when it was told to stop before."""
+        """Run until the last step or a signal; return True if the run is complete."""
         try:
             return self._run()
         except torch.OutOfMemoryError:
-            raise InputError(f"out of GPU memory after step {self.step}: {_advice(self.config)}") from None
+            raise InputError(
+                f"out of GPU memory after step {self.step}: {self.task.memory_advice()}"
+            ) from None
 
     def _run(self) -> bool:
         self._resume()
-        config, processes = self.config, self.processes
+        config = self.config
         self._started = self._last = time.monotonic()
         self._last_step = self.step
         bad = 0
-        with _signals(self._stop):
-            while self.step < config.optim.steps and not self._told_to_stop():
+        with handle_signals(self._stop):
+            while self.step < config.optim.steps and not self._should_stop():
                 loss, norm = self._update()
                 good = loss is not None
                 bad = 0 if good else bad + 1
                 self.skipped += not good
                 self.step += 1
-                if bad == BAD_IN_A_ROW:
+                if bad == MAX_BAD_STEPS:
                     self._save()
                     raise InputError(
                         f"{bad} steps in a row, up to step {self.step}, had a gradient that is not finite or "
-                        "exploded: the state before them is saved; try a smaller optim.lr, a longer "
-                        "optim.warmup, or float32"
+                        "exploded: the state before them is saved; lower optim.lr, raise optim.warmup or set "
+                        "precision=float32"
                     )
                 last = self.step == config.optim.steps
                 if good and (self.step % config.output.metrics_every == 0 or last):
                     self._record(loss, norm)
                 if self.step % config.output.samples_every == 0 or last:
-                    self._save_samples()
+                    self._save_preview()
                 if self.step % config.output.checkpoint_every == 0 and not last:
                     self._save()
         self._save()
         if self.trackers is not None:
             self.trackers.close()
         complete = self.step >= config.optim.steps
-        models = {decay: self._whole(model) for decay, model in self.averages.models.items()}
-        if processes.is_main:
-            self.finish(models, self.step)
+        models = {decay: self._gather(model) for decay, model in self.ema.models.items()}
+        if self.distributed.is_main:
+            self.task.save_models(models, self.folder, self.step)
             self._report()
-        processes.barrier()
+        self.distributed.barrier()
         if not complete:
             self.view.info(
-                f"stopped by {self.stopping} after step {self.step}; the same command goes on from there"
+                f"stopped by {self.stopping} after step {self.step}; run the same command to resume"
             )
         return complete
 
     def _shard(self) -> None:
-        """With ``fsdp``, leaves this process its share of the model and of its averages."""
-        mesh = make_mesh(self.config, self.processes)
+        """With ``fsdp``, shard the model and its averages over processes."""
+        mesh = make_mesh(self.config, self.distributed)
         self.sharded = mesh is not None
         if mesh is None:
             if self.config.fsdp:
                 self.view.info(
-                    "fsdp is set, but one process alone holds everything: "
-                    "start several with torchrun --nproc-per-node N -m driftgen ..."
+                    "fsdp is set, but there is one process, which holds everything: "
+                    "use torchrun --nproc-per-node 8 -m driftgen ..."
                 )
             return
         model = unwrapped(self.task.model)
-        # Shares cannot be copied: the first process keeps a copy in main memory to put whole models into.
-        self._copy = copy.deepcopy(model).requires_grad_(False).eval() if self.processes.is_main else None
-        for part in (model, *self.averages.models.values()):
+        # Sharded modules cannot be deep-copied: the main process gathers whole models into this copy.
+        self._copy = copy.deepcopy(model).requires_grad_(False).eval() if self.distributed.is_main else None
+        for part in (model, *self.ema.models.values()):
             shard(part, mesh)
 
-    def _whole(self, model: nn.Module) -> nn.Module:
-        """An averaged model that the first process can use alone; all processes take part."""
+    def _gather(self, model: nn.Module) -> nn.Module:
+        """Return an averaged model that the main process can use alone; a collective of all processes."""
         if not self.sharded:
             return model
-        state = gather_state(model.state_dict(), keep=self.processes.is_main)
+        state = gather_state(model.state_dict(), keep=self.distributed.is_main)
         if self._copy is None:
             return model
         whole = copy.deepcopy(self._copy)
         whole.load_state_dict(state)
         return whole
 
-    def _save_samples(self) -> None:
-        model = self._whole(self.averages.first)
-        if self.processes.is_main:
-            path = self.folder / "samples" / f"step-{self.step:07d}.png"
-            self.task.save_samples(model.to(self.processes.device), path)
-            if self.trackers is not None:
-                self.trackers.save_samples(path, self.step)
+    def _save_preview(self) -> None:
+        model = self._gather(self.ema.first)
+        if self.distributed.is_main:
+            path = self.folder / SAMPLES / f"step-{self.step:07d}"
+            preview = self.task.save_preview(model.to(self.distributed.device), path)
+            if self.trackers is not None and preview is not None:
+                self.trackers.log_preview(preview, self.step)
 
     def _update(self) -> tuple[float | None, float]:
-        """One step: its loss and gradient norm; None for a step that was skipped."""
+        """Run one step; return its loss and gradient norm. The loss of a skipped step is None."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config.optim, self.step)
         self.optimizer.zero_grad()
         try:
-            loss = float(self.task.gradient(self.step))
+            loss = float(self.task.compute_gradient(self.step))
         except NotFiniteError:
             return None, math.nan
         norm = float(clip(self.parameters, self.config.optim.clip))
-        usual = sorted(self.norms)[len(self.norms) // 2] if len(self.norms) >= 50 else math.inf
-        if not math.isfinite(norm) or not math.isfinite(loss) or norm > EXPLODED * usual:
+        typical = sorted(self.norms)[len(self.norms) // 2] if len(self.norms) >= 50 else math.inf
+        if not math.isfinite(norm) or not math.isfinite(loss) or norm > EXPLODED * typical:
             return None, norm
         self.norms = [*self.norms[-99:], norm]
         self.optimizer.step()
-        self.averages.update(self.task.model)
+        self.ema.update(self.task.model)
         return loss, norm
 
     def _record(self, loss: float | None, norm: float) -> None:
-        measured = self.task.measure()  # all processes: some figures are shared
-        if not self.processes.is_main:
+        measured = self.task.measure(self.ema.first)  # a collective: every process takes part
+        reshard(self.ema.first)
+        if not self.distributed.is_main:
             return
         now = time.monotonic()
-        rate = (self.step - self._last_step) * self.task.samples_per_step() / max(now - self._last, 1e-9)
+        rate = (self.step - self._last_step) * self.task.samples_per_step / max(now - self._last, 1e-9)
         self._last, self._last_step = now, self.step
         row = {
             "step": self.step,
             "seconds": round(self.spent + now - self._started, 3),
             "samples_per_second": rate,
-            "memory_gib": _memory(self.processes.device),
+            "memory_gib": _peak_memory(self.distributed.device),
             "loss": loss,
             "learning_rate": learning_rate(self.config.optim, self.step - 1),
             "gradient_norm": norm,
             "skipped": self.skipped,
             **measured,
         }
-        warnings = self.watch(row)
+        shares = {d: share for d, share in self.ema.initial_share.items() if share > INITIAL_SHARE_LIMIT}
+        if shares:  # the share, and the step at which it reaches the limit
+            row["ema_initial_share"] = {
+                decay: [share, self.step + self.ema.updates_until(decay)] for decay, share in shares.items()
+            }
+        warnings = self.task.check_health(row)
         if warnings:
             row["warnings"] = warnings
-        with (self.folder / METRICS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        append_row(self.folder, row)
         self.view.update(row)
         if self.trackers is not None:
             self.trackers.update(row)
@@ -273,58 +211,59 @@ class Loop:
         if self.report is not None:
             self.report(self.folder)
 
-    def _told_to_stop(self) -> bool:
-        if self.processes.world_size == 1:
+    def _should_stop(self) -> bool:
+        if self.distributed.world_size == 1:
             return self.stopping is not None
         if self.step % AGREE_EVERY:
             return False
-        stop = self.processes.any(self.stopping is not None)
+        stop = self.distributed.any(self.stopping is not None)
         self.stopping = self.stopping or ("another process" if stop else None)
         return stop
 
     def _stop(self, name: str) -> None:
-        if self.stopping is not None:  # asked twice: at once
+        if self.stopping is not None:  # a second signal stops at once
             raise KeyboardInterrupt
         self.stopping = name
 
     def _save(self) -> None:
         tensors: dict[str, Tensor] = {}
-        tensors |= {f"model/{k}": v for k, v in _plain_state(self.task.model).items()}
-        tensors |= {f"ema/{k}": v for k, v in self.averages.state_dict().items()}
+        tensors |= {f"model/{k}": v for k, v in unwrapped(self.task.model).state_dict().items()}
+        tensors |= {f"ema/{k}": v for k, v in self.ema.state_dict().items()}
         tensors |= {f"task/{k}": v for k, v in self.task.state_dict().items()}
         for index, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer/{index}/{k}": torch.as_tensor(v) for k, v in state.items()}
         tensors["random/cpu"] = torch.get_rng_state()
-        if self.processes.device.type == "cuda":
-            tensors["random/cuda"] = torch.cuda.get_rng_state(self.processes.device)
-        tensors = gather_state(tensors, keep=self.processes.is_main)
-        if self.processes.is_main:
+        if self.distributed.device.type == "cuda":
+            tensors["random/cuda"] = torch.cuda.get_rng_state(self.distributed.device)
+        tensors = gather_state(tensors, keep=self.distributed.is_main)
+        if self.distributed.is_main:
             seconds = self.spent + time.monotonic() - self._started
             record = {
                 "step": self.step,
                 "skipped": self.skipped,
                 "seconds": seconds,
                 "norms": self.norms,
+                "ema": self.ema.progress(),
                 "config": self.config.model_dump(mode="json"),
             }
             self.checkpoints.save(self.step, tensors, record)
-        self.processes.barrier()
+        self.distributed.barrier()
 
     def _resume(self) -> None:
-        found = self.checkpoints.load()
+        checkpoint = self.checkpoints.load()
         for line in self.checkpoints.damaged:
             self.view.info(line)
-        if found is None:
+        if checkpoint is None:
             return
         try:
-            self._restore(found)
+            self._restore(checkpoint)
         except (InputError, RuntimeError, LookupError, ValueError) as error:
             raise InputError(
-                f"{found.path} does not fit this configuration: {str(error).splitlines()[0]}"
+                f"{checkpoint.path} does not fit this configuration: {str(error).splitlines()[0]}"
             ) from None
         self.view.info(f"resumed after step {self.step}")
 
-    def _restore(self, found: Checkpoint) -> None:
+    def _restore(self, checkpoint: Checkpoint) -> None:
         parts: dict[str, dict[str, Tensor]] = {
             "model": {},
             "ema": {},
@@ -332,10 +271,10 @@ class Loop:
             "optimizer": {},
             "random": {},
         }
-        for name, tensor in found.tensors.items():
+        for name, tensor in checkpoint.tensors.items():
             part, rest = name.split("/", 1)
             parts[part][rest] = tensor
-        for part, holder in (("model", unwrapped(self.task.model)), ("ema", self.averages)):
+        for part, holder in (("model", unwrapped(self.task.model)), ("ema", self.ema)):
             own = holder.state_dict()
             holder.load_state_dict({k: shard_like(v, own.get(k)) for k, v in parts[part].items()})
         self.task.load_state_dict(parts["task"])
@@ -343,37 +282,40 @@ class Loop:
         for name, tensor in parts["optimizer"].items():
             index, key = name.split("/", 1)
             parameter = None if key == "step" else self.parameters[int(index)]
-            # A copy: the file's own pages are not to be written to by every update.
+            # A copy, so that updates do not write to pages mapped from the file.
             state.setdefault(int(index), {})[key] = shard_like(tensor.clone(), parameter)
         known = self.optimizer.state_dict()
         self.optimizer.load_state_dict({"state": state, "param_groups": known["param_groups"]})
         torch.set_rng_state(parts["random"]["cpu"].clone())
-        if self.processes.device.type == "cuda" and "cuda" in parts["random"]:
-            torch.cuda.set_rng_state(parts["random"]["cuda"].clone(), self.processes.device)
-        self.step, self.skipped = found.step, int(found.record["skipped"])
-        self.spent, self.norms = float(found.record["seconds"]), list(found.record["norms"])
+        if self.distributed.device.type == "cuda" and "cuda" in parts["random"]:
+            torch.cuda.set_rng_state(parts["random"]["cuda"].clone(), self.distributed.device)
+        self.step, self.skipped = checkpoint.step, int(checkpoint.record["skipped"])
+        self.spent, self.norms = float(checkpoint.record["seconds"]), list(checkpoint.record["norms"])
+        self.ema.load_progress(checkpoint.record.get("ema"), updates=self.step - self.skipped)
 
 
-def _advice(config: TrainConfig | PretrainConfig) -> str:
-    """What makes a step need less memory."""
-    if isinstance(config, PretrainConfig):
-        return f"give --set micro={2 * config.micro}, the same step in parts"
-    batch, ways = config.batch, []
-    if 2 * batch.micro <= batch.classes:
-        ways.append(f"batch.micro={2 * batch.micro} (the same step in parts)")
-    if batch.micro > 1 and batch.mode == "exact":
-        ways.append("batch.mode=previous")
-    if config.generator.kind != "mlp" and not config.checkpoint_blocks:
-        ways.append("checkpoint_blocks=true")
-    return f"give --set {' or '.join(ways or ['batch.generated=N with fewer samples'])}"
+def run_task(
+    folder: Path,
+    config: LoopConfig,
+    task: Task,
+    distributed: Distributed,
+    view: View,
+    header: Mapping[str, Any],
+    report: Callable[[Path], object] | None = None,
+) -> bool:
+    """Run a task in a folder, or resume it; return True if the run is complete.
+
+    ``header`` becomes the first line of ``metrics.jsonl``. It says which weights the previews, the saved
+    model and the metrics of averaged weights belong to.
+    """
+    if distributed.is_main:
+        create_run(folder, config, **header, weights=f"EMA {float(config.ema[0])}")
+    distributed.barrier()
+    return Loop(folder, config, task, distributed, view, report).run()
 
 
-def _plain_state(model: nn.Module) -> dict[str, Tensor]:
-    return dict(unwrapped(model).state_dict())
-
-
-def _memory(device: torch.device) -> float:
-    """Most memory used so far, in GiB: of the GPU, or of this process."""
+def _peak_memory(device: torch.device) -> float:
+    """Return the peak memory in GiB: allocated on the GPU, or resident of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     import resource
@@ -381,18 +323,3 @@ def _memory(device: torch.device) -> float:
 
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
-
-
-@contextmanager
-def _signals(stop: Callable[[str], None]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM ask the loop to save and leave."""
-
-    def handle(number: int, frame: Any) -> None:
-        stop({signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}[signal.Signals(number)])
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

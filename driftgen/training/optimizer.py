@@ -1,4 +1,4 @@
-"""The update: clip by the global norm, AdamW, a learning rate that warms up."""
+"""The update: gradient clipping by global norm, AdamW, learning rate warm-up."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ FIRST_RATE = 1e-6
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], config: Optimizer) -> torch.optim.AdamW:
-    """AdamW over every parameter, biases and embeddings included, as the release decays them."""
-    chosen = [p for p in parameters if p.requires_grad]
-    fused = all(p.is_cuda for p in chosen)
+    """Return AdamW over every parameter; as in the release, biases and embeddings decay too."""
+    trained = [p for p in parameters if p.requires_grad]
+    fused = all(p.is_cuda for p in trained)
     return torch.optim.AdamW(
-        chosen,
+        trained,
         lr=FIRST_RATE,
         betas=config.betas,
         eps=1e-8,
@@ -30,24 +30,24 @@ def make_optimizer(parameters: Iterable[nn.Parameter], config: Optimizer) -> tor
 
 
 def learning_rate(config: Optimizer, step: int) -> float:
-    """Of the update that follows ``step`` others: linear from 1e-6 over ``warmup`` steps, then constant."""
+    """Return the rate of update number ``step``: linear from 1e-6, then constant after ``warmup``."""
     if step >= config.warmup:
         return config.lr
     return FIRST_RATE + (config.lr - FIRST_RATE) * step / config.warmup
 
 
-def clip(parameters: Iterable[nn.Parameter], largest: float) -> Tensor:
-    """Scales gradients to a global norm of ``largest`` where it is above; returns the norm before."""
+def clip(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+    """Scale gradients down to a global norm of at most ``max_norm``; return the norm before."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
     if isinstance(norm, DTensor):
         norm = norm.full_tensor()
-    # As optax does: nothing is added to the norm, unlike in torch's own clipping.
-    factor = (largest / norm).clamp(max=1.0)
+    # As in optax: no epsilon is added to the norm, unlike in torch.nn.utils.clip_grad_norm_.
+    factor = (max_norm / norm).clamp(max=1.0)
     torch._foreach_mul_([_local(g) for g in gradients], factor)
     return norm
 
 
 def _local(gradient: Tensor) -> Tensor:
-    """The part of a gradient that this process holds: all of it, unless it is shared."""
+    """Return the local shard of a gradient, or the gradient if it is not sharded."""
     return gradient.to_local() if isinstance(gradient, DTensor) else gradient

@@ -1,10 +1,9 @@
-"""``driftgen pretrain``: the masked autoencoder whose encoder becomes φ (appendix "Implementation of
+"""``driftgen pretrain``: train the masked autoencoder whose encoder becomes φ (appendix "Implementation of
 ResNet-style MAE")."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,11 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from driftgen.errors import InputError
+from driftgen.data.prefetch import Prefetcher
 from driftgen.features.resnet_mae import MAEOutput
 from driftgen.model_io import save_model
 from driftgen.ops.compile import compile_parts, to_channels_last
-from driftgen.ops.cuda_graphs import CaptureError, capture
 from driftgen.pipeline import RUN_MODEL
 from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.images import contact_sheet, to_pil, to_uint8
@@ -24,249 +22,263 @@ from driftgen.support.rng import derive_generator, derive_seed
 from driftgen.training.build import build_mae, make_tokenizer, open_data
 from driftgen.training.config import Masking, PretrainConfig
 from driftgen.training.distributed import Distributed
-from driftgen.training.loop import Loop, View, check_run, create_run
+from driftgen.training.graphed_step import GraphedStep, can_capture
+from driftgen.training.health import Health
+from driftgen.training.loop import View, run_task
+from driftgen.training.run_folder import check_run
 from driftgen.training.sharding import make_mesh
 
 __all__ = ["Pretraining", "classification_weight", "pretrain"]
 
-# Which randomness of a step it is.
-ORDER, AUGMENT, MASK, WEIGHTS, PICTURE, LATENT = range(6)
-SHOWN = 10
+# RNG stream ids
+ORDER, AUGMENT, MASK, WEIGHTS, PREVIEW, LATENT, PROBE = range(7)
+PREVIEW_IMAGES = 10
+PROBE_IMAGES = 64  # fixed images that the averaged weights are measured on
 
 
 def classification_weight(config: Masking, step: int, steps: int) -> float:
-    """λ: 0, then over the last ``finetune_steps`` a ramp up to ``finetune_weight``."""
+    """Return λ: 0, then a linear ramp up to ``finetune_weight`` over the last ``finetune_steps``."""
     since = step - (steps - config.finetune_steps)
     if config.finetune_steps == 0 or since < 0:
         return 0.0
     return config.finetune_weight * min(1.0, since / config.finetune_ramp)
 
 
-class Batch(NamedTuple):
-    """Images, labels and masks of one step, on the host."""
+class MaskedBatch(NamedTuple):
+    """Images, masks and labels of one step, and the weight λ of the classification loss."""
 
     images: Tensor
-    labels: Tensor
     mask: Tensor
-
-
-class _CapturedStep(NamedTuple):
-    """CUDA graph of the forward and backward pass, its input buffers, its output and its gradients."""
-
-    graph: torch.cuda.CUDAGraph
-    inputs: list[Tensor]
-    output: MAEOutput
-    gradients: list[Tensor | None]
+    labels: Tensor
+    cls_weight: Tensor | float = 0.0
 
 
 class Pretraining:
-    """The task of the loop: masked images in, reconstruction (and classification) loss out."""
+    """Task that trains a masked autoencoder by reconstruction, and by classification at the end.
 
-    def __init__(self, config: PretrainConfig, processes: Distributed) -> None:
-        self.config, self.processes = config, processes
+    Attributes:
+        name: of the recipe, for the record of the saved model.
+    """
+
+    def __init__(
+        self,
+        config: PretrainConfig,
+        distributed: Distributed,
+        info: Callable[[str], None] = lambda text: None,
+        *,
+        name: str = "",
+    ) -> None:
+        self.config, self.distributed, self.name = config, distributed, name
         self.data = open_data(config.data)
         torch.manual_seed(derive_seed(config.seed, WEIGHTS))
-        self.tokenizer = make_tokenizer(config.tokenizer, processes.device)
+        self.tokenizer = make_tokenizer(config.tokenizer, distributed.device)
         shape = self.data.shape
         if self.tokenizer is not None:
-            # Images are cropped at random before they become latents, so no cache of latents would do.
+            # Images are cropped at random before they are encoded, so latents cannot be cached.
             f = self.tokenizer.factor
             shape = (self.tokenizer.latent_channels, shape[1] // f, shape[2] // f)
         self.mae = build_mae(config.mae, shape, len(self.data.class_names))
-        mesh = make_mesh(config, processes)
+        mesh = make_mesh(config, distributed)
         if mesh is None:
-            self.mae.to(processes.device)  # else the loop moves it, share by share
+            self.mae.to(distributed.device)  # with a mesh, the loop moves it shard by shard
         self.model: nn.Module = self.mae
         if config.compile:
             compile_parts(self.mae)
-        on_gpu = processes.device.type == "cuda"
+        on_gpu = distributed.device.type == "cuda"
         if mesh is None and (config.compile or on_gpu):
             to_channels_last(self.mae)
-        if processes.group is not None and mesh is None:
+        if distributed.group is not None and mesh is None:
             # The classifier has no gradient before fine-tuning begins.
             self.model = DistributedDataParallel(
                 self.model, find_unused_parameters=config.mae.finetune_steps > 0
             )
-        self.rows = processes.shard(config.batch_size, "batch_size")
+        self.rows = distributed.shard(config.batch_size, "batch_size")
+        self.samples_per_step = config.batch_size
         self.autocast = torch.bfloat16 if config.precision == "bfloat16" else None
-        self.found: dict[str, Tensor] = {}
-        # One thread loads the next batch while the GPU computes, or while worker processes decode files.
+        self.health = Health()
+        self.batch_metrics: dict[str, Tensor] = {}
+        self.probe = self._draw_probe()
+        # A thread loads the next batch while the GPU computes, or while worker processes decode files.
         ahead = on_gpu or getattr(self.data, "decodes", False)
-        self._thread = ThreadPoolExecutor(1, "driftgen-ahead") if ahead else None
-        self._next: tuple[int, Future[Batch]] | None = None
-        # About 800 launches take the host longer than the GPU, so they are captured as one CUDA graph.
-        self.cuda_graph = on_gpu and config.cuda_graph and config.micro == 1 and processes.group is None
-        self._captured: _CapturedStep | None = None
-
-    def samples_per_step(self) -> int:
-        return self.config.batch_size
+        self.prefetcher: Prefetcher[MaskedBatch] | None = Prefetcher() if ahead else None
+        # The host needs longer for about 800 launches than the GPU for their work.
+        self.graphed: GraphedStep[MaskedBatch, MAEOutput] | None = None
+        if can_capture(config, distributed):
+            self.graphed = GraphedStep(self._step, self.mae.parameters(), info)
 
     def indices(self, step: int) -> Tensor:
-        """Which images the step takes: epoch after epoch, each in an order of its own."""
+        """Return the images of a step: every epoch in an order of its own."""
         n, size = len(self.data.labels), self.config.batch_size
-        first, found = step * size, torch.empty(0, dtype=torch.int64)
-        while len(found) < size:
-            epoch, start = divmod(first + len(found), n)
+        first, chosen = step * size, torch.empty(0, dtype=torch.int64)
+        while len(chosen) < size:
+            epoch, start = divmod(first + len(chosen), n)
             order = torch.randperm(n, generator=derive_generator(self.config.seed, ORDER, epoch))
-            found = torch.cat([found, order[start : start + size - len(found)]])
-        return found
+            chosen = torch.cat([chosen, order[start : start + size - len(chosen)]])
+        return chosen
 
-    def gradient(self, step: int) -> Tensor:
-        config, device = self.config, self.processes.device
-        batch = self._take(step)
-        images, labels, mask = (tensor.to(device, non_blocking=True) for tensor in batch)
-        images = self._encode(images, derive_seed(config.seed, step, AUGMENT), self.rows.start)
+    def compute_gradient(self, step: int) -> Tensor:
+        """See :class:`~driftgen.training.task.Task`, here and below."""
+        config = self.config
+        batch = self._move(self._take(step), derive_seed(config.seed, step, AUGMENT), self.rows.start)
         weight = classification_weight(config.mae, step, config.optim.steps)
-        total = images.new_zeros(())
-        self.found = {}
-        if self.cuda_graph:
-            out = self._replay([images, mask, labels, images.new_tensor(weight)])
+        self.batch_metrics = {}
+        if self.graphed is not None:
+            out = self.graphed(batch._replace(cls_weight=batch.images.new_tensor(weight)))
             self._add_metrics(out, 1.0)
             return out.loss.detach()
-        parts = list(zip(*(t.chunk(config.micro) for t in (images, mask, labels)), strict=True))
-        for part_images, part_mask, part_labels in parts:
-            share = len(part_images) / len(images)
-            with torch.autocast(device.type, self.autocast, enabled=self.autocast is not None):
-                out = self.model(
-                    part_images, part_mask, part_labels if self.mae.classifier is not None else None, weight
-                )
-            (out.loss * share).backward()
+        total = batch.images.new_zeros(())
+        for images, mask, labels in zip(*(t.chunk(config.micro) for t in batch[:3]), strict=True):
+            share = len(images) / len(batch.images)
+            out = self._step(MaskedBatch(images, mask, labels, weight), share)
             total += out.loss.detach() * share
             self._add_metrics(out, share)
         return total
 
+    def _step(self, batch: MaskedBatch, share: float = 1.0) -> MAEOutput:
+        """Add the gradient of the loss, times ``share``, to ``.grad``."""
+        out = self._forward(self.model, batch)
+        (out.loss * share).backward()
+        return out
+
     def _add_metrics(self, out: MAEOutput, share: float) -> None:
-        for name in ("recon_loss", "cls_loss", "accuracy"):
+        for name in ("recon_loss", "accuracy"):
             value = getattr(out, name)
             if value is not None:
-                self.found[name] = self.found.get(name, 0.0) + value.detach().mean() * share
-
-    def _replay(self, inputs: list[Tensor]) -> MAEOutput:
-        """Compute the gradient by a CUDA graph, captured at the first call and whenever shapes change."""
-        step = self._captured
-        if step is None or [t.shape for t in step.inputs] != [t.shape for t in inputs]:
-            self._captured = None  # frees its memory before the next capture
-            step = self._captured = self._capture([tensor.clone() for tensor in inputs])
-        for buffer, tensor in zip(step.inputs, inputs, strict=True):
-            buffer.copy_(tensor, non_blocking=True)
-        step.graph.replay()
-        for parameter, gradient in zip(self.mae.parameters(), step.gradients, strict=True):
-            parameter.grad = gradient
-        return step.output
-
-    def _capture(self, inputs: list[Tensor]) -> _CapturedStep:
-        images, mask, labels, weight = inputs
-
-        def compute() -> MAEOutput:
-            self.mae.zero_grad(set_to_none=True)
-            with torch.autocast("cuda", self.autocast, enabled=self.autocast is not None):
-                if self.mae.classifier is None:
-                    out: MAEOutput = self.model(images, mask)
-                else:
-                    out = self.model(images, mask, labels, weight)
-            out.loss.backward()
-            return out
-
-        try:
-            graph, output = capture(compute)
-        except CaptureError as error:
-            raise InputError(f"a pretraining step: {error}; try --set cuda_graph=false") from None
-        return _CapturedStep(graph, inputs, output, [p.grad for p in self.mae.parameters()])
-
-    def _take(self, step: int) -> Batch:
-        """Return the batch of a step, and start to load the next one if there is a thread for it."""
-        if self._thread is None:
-            return self._load_batch(step)
-        pending, self._next = self._next, None
-        if pending is None or pending[0] != step:
-            if pending is not None:
-                wait([pending[1]])  # data must not be loaded by two threads at once
-            batch = self._load_batch(step)
-        else:
-            batch = pending[1].result()
-        if step + 1 < self.config.optim.steps:
-            self._next = step + 1, self._thread.submit(self._load_batch, step + 1)
-        return batch
-
-    def _load_batch(self, step: int) -> Batch:
-        config = self.config
-        chosen = self.indices(step)[self.rows]
-        images = self.data.load(chosen, derive_seed(config.seed, step, AUGMENT), self.rows.start)
-        factor = self.mae.patchify * (1 if self.tokenizer is None else self.tokenizer.factor)
-        size = (images.shape[2] // factor, images.shape[3] // factor)
-        random = derive_generator(config.seed, step, MASK)
-        mask = self.mae.sample_mask(config.batch_size, random, size=size, device=torch.device("cpu"))
-        batch = Batch(images, self.data.labels[chosen], mask[self.rows])
-        pin = self.processes.device.type == "cuda"
-        return Batch(*(tensor.pin_memory() for tensor in batch)) if pin else batch
-
-    def _encode(self, images: Tensor, seed: int, first: int = 0) -> Tensor:
-        if self.tokenizer is None:
-            return images
-        with torch.no_grad():
-            return self.tokenizer.encode(images, derive_generator(seed, first, LATENT))
-
-    def measure(self) -> dict[str, Any]:
-        found = {name: value.item() for name, value in self.found.items()}
-        return {
-            "reconstruction": found["recon_loss"],
-            "classification": found.get("cls_loss"),
-            "accuracy": found.get("accuracy"),
-        }
+                self.batch_metrics[name] = self.batch_metrics.get(name, 0.0) + value.detach().mean() * share
 
     @torch.no_grad()
-    def save_samples(self, model: nn.Module, path: Path) -> None:
-        """Images, what the encoder sees of them, and what the decoder makes of that."""
-        if self._next is not None:
-            wait([self._next[1]])  # data must not be loaded by two threads at once
-        images = self.data.load(torch.arange(min(SHOWN, len(self.data.labels))), 0)
-        images = self._encode(images.to(self.processes.device), 0)
+    def measure(self, averaged: nn.Module) -> dict[str, Any]:
+        """Return metrics of the averaged weights on fixed images, and of the last batch.
+
+        ``reconstruction``, ``classification`` and ``accuracy`` describe the weights that the run saves;
+        ``batch_reconstruction`` and ``batch_accuracy`` describe the trained weights.
+        """
+        out = self._forward(averaged, self.probe)
+        return {
+            "reconstruction": out.recon_loss.mean().item(),
+            "classification": None if out.cls_loss is None else out.cls_loss.mean().item(),
+            "accuracy": None if out.accuracy is None else out.accuracy.mean().item(),
+            "batch_reconstruction": self.batch_metrics["recon_loss"].item(),
+            "batch_accuracy": self.batch_metrics["accuracy"].item() if out.accuracy is not None else None,
+        }
+
+    def check_health(self, row: Mapping[str, Any]) -> list[str]:
+        return self.health.update(row)
+
+    @torch.no_grad()
+    def save_preview(self, averaged: nn.Module, path: Path) -> Path | None:
+        """Save images, their visible patches, and the reconstruction of the others."""
+        if self.prefetcher is not None:
+            self.prefetcher.wait()  # data must not be loaded by two threads at once
+        chosen = torch.arange(min(PREVIEW_IMAGES, len(self.data.labels)))
+        images = self.data.load(chosen, 0)
+        mask = self._draw_mask(len(images), images, PREVIEW)
+        images, mask, *_ = self._move(MaskedBatch(images, mask, self.data.labels[chosen]), 0)
         if images.shape[1] not in (1, 3):
-            return
-        mae: Any = model
-        size = (images.shape[2] // mae.patchify, images.shape[3] // mae.patchify)
-        mask = mae.sample_mask(len(images), derive_generator(self.config.seed, PICTURE), size=size)
+            return None
+        mae: Any = averaged
         p = mae.patchify
-        seen = mask.repeat_interleave(p, 2).repeat_interleave(p, 3)
-        made = mae.unpatchify(mae.reconstruct(images, mask))
-        rows = [images, images * (1 - seen), images * (1 - seen) + made.float() * seen]
+        masked = mask.repeat_interleave(p, 2).repeat_interleave(p, 3)
+        reconstructed = mae.unpatchify(mae.reconstruct(images, mask))
+        rows = [images, images * (1 - masked), images * (1 - masked) + reconstructed.float() * masked]
+        path = path.with_suffix(".png")
         make_folder(path.parent)
         with atomic_write(path) as scratch:
             contact_sheet(to_pil(to_uint8(torch.cat(rows))), columns=len(images)).save(scratch)
+        return path
+
+    def save_models(self, averaged: Mapping[str, nn.Module], folder: Path, step: int) -> None:
+        """Save the first average as ``model/``."""
+        decay, model = next(iter(averaged.items()))
+        source = {"recipe": self.name, "step": step, "ema": decay}
+        save_model(model, folder / RUN_MODEL, source=source, class_names=self.data.class_names)
+
+    def memory_advice(self) -> str:
+        return memory_advice(self.config)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Nothing: step and seed decide everything."""
+        """Restore nothing: step and seed determine every draw."""
+
+    def _take(self, step: int) -> MaskedBatch:
+        """Return the batch of a step on the host, and start to load the next one."""
+        if self.prefetcher is None:
+            return self._load(step)
+        batch = self.prefetcher.get((step,), lambda: self._load(step))
+        if step + 1 < self.config.optim.steps:
+            self.prefetcher.start((step + 1,), lambda: self._load(step + 1))
+        return batch
+
+    def _load(self, step: int) -> MaskedBatch:
+        config = self.config
+        chosen = self.indices(step)[self.rows]
+        images = self.data.load(chosen, derive_seed(config.seed, step, AUGMENT), self.rows.start)
+        mask = self._draw_mask(config.batch_size, images, step, MASK)[self.rows]
+        labels = self.data.labels[chosen]
+        if self.distributed.device.type == "cuda":
+            return MaskedBatch(*(tensor.pin_memory() for tensor in (images, mask, labels)))
+        return MaskedBatch(images, mask, labels)
+
+    def _draw_probe(self) -> MaskedBatch:
+        """Return fixed images, masks and labels to measure the averaged weights on."""
+        seed = self.config.seed
+        order = torch.randperm(len(self.data.labels), generator=derive_generator(seed, PROBE))
+        chosen, augment = order[:PROBE_IMAGES], derive_seed(seed, PROBE, AUGMENT)
+        images = self.data.load(chosen, augment)
+        mask = self._draw_mask(len(images), images, PROBE, MASK)
+        return self._move(MaskedBatch(images, mask, self.data.labels[chosen]), augment)
+
+    def _draw_mask(self, n: int, images: Tensor, *stream: int) -> Tensor:
+        """Draw n masks for images of this size, on the host."""
+        factor = self.mae.patchify * (1 if self.tokenizer is None else self.tokenizer.factor)
+        size = (images.shape[2] // factor, images.shape[3] // factor)
+        random = derive_generator(self.config.seed, *stream)
+        return self.mae.sample_mask(n, random, size=size, device=torch.device("cpu"))
+
+    def _move(self, batch: MaskedBatch, seed: int, first: int = 0) -> MaskedBatch:
+        """Move a batch to the device, and encode its images if there is a tokenizer."""
+        device = self.distributed.device
+        images, mask, labels = (tensor.to(device, non_blocking=True) for tensor in batch[:3])
+        if self.tokenizer is not None:
+            with torch.no_grad():
+                images = self.tokenizer.encode(images, derive_generator(seed, first, LATENT))
+        return MaskedBatch(images, mask, labels)
+
+    def _forward(self, model: nn.Module, batch: MaskedBatch) -> MAEOutput:
+        images, mask, labels, weight = batch
+        with torch.autocast(images.device.type, self.autocast, enabled=self.autocast is not None):
+            out: MAEOutput = (
+                model(images, mask) if self.mae.classifier is None else model(images, mask, labels, weight)
+            )
+        return out
 
 
 def pretrain(
     config: PretrainConfig,
     folder: Path,
-    processes: Distributed,
+    distributed: Distributed,
     view: View,
     *,
     name: str = "",
     override: bool = False,
     report: Callable[[Path], object] | None = None,
 ) -> bool:
-    """Trains, or goes on with, the encoder in ``folder``; whether it is complete. It ends as ``model/``.
+    """Train an encoder in ``folder``, or resume its training; return True if the run is complete.
 
-    ``report(folder)`` is called now and then and at the end.
+    The folder receives ``model/`` (the first average), ``samples/``, ``metrics.jsonl`` and whatever
+    ``report(folder)`` writes.
     """
-    check_run(folder, config, override=override)
-    task = Pretraining(config, processes)
-
-    def finish(averages: Mapping[str, nn.Module], step: int) -> None:
-        decay, first = next(iter(averages.items()))
-        source = {"recipe": name, "step": step, "ema": decay}
-        save_model(first, folder / RUN_MODEL, source=source, class_names=task.data.class_names)
-
-    if processes.is_main:
-        create_run(folder, config, task="pretrain", recipe=name)
-    processes.barrier()
+    config = check_run(folder, config, override=override)
+    task = Pretraining(config, distributed, view.info, name=name)
     try:
-        return Loop(folder, config, task, processes, view, finish, report).run()
+        header = {"task": "pretrain", "recipe": name}
+        return run_task(folder, config, task, distributed, view, header, report)
     finally:
         task.data.close()
+
+
+def memory_advice(config: PretrainConfig) -> str:
+    """Return the change that reduces the memory of a step."""
+    return f"use --set micro={2 * config.micro} (the same step in micro-batches)"

@@ -1,4 +1,4 @@
-"""The paper's toy studies: q drifts toward p, with a generator or as bare points."""
+"""The paper's 2-D studies: q drifts toward p, as the output of a generator or as free points."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ __all__ = ["ANTISYMMETRY", "INITS", "Evolution", "ToyConfig", "antisymmetry_stud
 
 INITS = ("between", "far", "collapsed")
 OnStep = Callable[[int, float], None]
-JUDGED = 4096  # samples that quality and drift are measured with
-SHOWN = 1000  # samples of a generator in a picture
+EVALUATED = 4096  # samples that quality and drift are measured with
+SHOWN = 1000  # samples of a generator in a figure
 
 
 @dataclass(frozen=True)
 class ToyConfig:
-    """One toy run. What is None takes the default of the distribution or of the kind of run."""
+    """One toy run. None stands for the default of the distribution or of the kind of run."""
 
     init: str = "between"
-    generator: bool = False  # an MLP trained with the plain loss, or the points x themselves, moved by x += V
+    generator: bool = False  # an MLP trained with the plain loss; else points that move by x += V
     steps: int | None = None  # 150 for points, 800 for a generator
-    samples: int | None = None  # at a time: 512 points, or 256 out of a generator
+    samples: int | None = None  # per step: 512 points, or 256 from a generator
     positives: int = 512
     temperature: float | None = None
     kernel: str = "laplace"
@@ -68,8 +68,8 @@ class ToyConfig:
         if not 0 < self.learning_rate <= 1:
             raise InputError(f"learning_rate={self.learning_rate} must be a positive number, at most 1")
 
-    def filled(self, toy: Toy) -> ToyConfig:
-        """The same with every default filled in."""
+    def resolve(self, toy: Toy) -> ToyConfig:
+        """Return a copy with every default resolved."""
         return replace(
             self,
             steps=self.total_steps,
@@ -79,12 +79,13 @@ class ToyConfig:
 
     @property
     def total_steps(self) -> int:
+        """Number of steps, resolved."""
         return self.steps or (800 if self.generator else 150)
 
 
 @dataclass
 class Evolution:
-    """What a run left: samples at several steps, the drift at every step, and how good the end is."""
+    """Result of a run: samples at several steps, the drift at every step, metrics of the last samples."""
 
     config: ToyConfig
     data: Tensor
@@ -96,32 +97,32 @@ class Evolution:
 def evolve(
     toy: Toy, config: ToyConfig, on_step: OnStep = lambda step, drift: None, frames: int = 48
 ) -> Evolution:
-    """Lets q drift toward p for ``config.total_steps`` steps.
+    """Let q drift toward p for ``config.total_steps`` steps.
 
-    Points follow x ← x + V(x). A generator follows the plain loss, ‖f(ε) − sg(f(ε) + V)‖² (Algorithm 1),
-    whose value, the mean squared drift, is what ``drift`` records.
+    Points follow x ← x + V(x). A generator minimizes the plain loss ‖f(ε) − sg(f(ε) + V)‖² (Algorithm 1); its
+    value is the mean squared drift, which ``drift`` records.
     """
     start = time.perf_counter()
     rng = torch.Generator().manual_seed(config.seed)
-    data = toy.sample(JUDGED, rng)
-    config = config.filled(toy)
+    data = toy.sample(EVALUATED, rng)
+    config = config.resolve(toy)
     run = (_Generator if config.generator else _Points)(toy, config, rng, data)
-    keep = _log_spaced(config.total_steps, frames)
+    frame_steps = _log_spaced(config.total_steps, frames)
     evolution = Evolution(config, data, {}, [])
-    first = run.judge()
+    initial = run.evaluate()
     for step in range(config.total_steps + 1):
-        if step in keep:
-            evolution.frames[step] = run.shown()
+        if step in frame_steps:
+            evolution.frames[step] = run.visible_samples()
         if step < config.total_steps:
             evolution.drift.append(run.step())
             on_step(step + 1, evolution.drift[-1])
-    evolution.metrics = _metrics(toy, rng, first, run.judge(), config)
+    evolution.metrics = _metrics(toy, rng, initial, run.evaluate(), config)
     evolution.metrics["seconds"] = round(time.perf_counter() - start, 2)
     return evolution
 
 
 class _Points:
-    """q is a cloud of points that the field moves."""
+    """q as a set of points that the field moves."""
 
     def __init__(self, toy: Toy, config: ToyConfig, rng: torch.Generator, data: Tensor) -> None:
         self.toy, self.config, self.rng = toy, config, rng
@@ -136,10 +137,10 @@ class _Points:
         }
         self.prepare(*_start(toy, config.init, data))
 
-    def prepare(self, centre: Tensor, spread: float) -> None:
-        self.x = centre + spread * torch.randn(self.samples, 2, generator=self.rng)
+    def prepare(self, center: Tensor, spread: float) -> None:
+        self.x = center + spread * torch.randn(self.samples, 2, generator=self.rng)
 
-    def shown(self) -> Tensor:
+    def visible_samples(self) -> Tensor:
         return self.x.clone()
 
     def step(self) -> float:
@@ -147,9 +148,9 @@ class _Points:
         self.x = self.x + v
         return float(v.square().mean())
 
-    def judge(self) -> tuple[Tensor, float]:
-        """Samples of q, and their mean squared drift against plenty of data."""
-        v = self.drift(self.x, self.toy.sample(2 * JUDGED, self.rng))
+    def evaluate(self) -> tuple[Tensor, float]:
+        """Return samples of q and their mean squared drift with respect to many data points."""
+        v = self.drift(self.x, self.toy.sample(2 * EVALUATED, self.rng))
         return self.x, float(v.square().mean())
 
     def drift(self, x: Tensor, positives: Tensor, negatives: Tensor | None = None) -> Tensor:
@@ -157,13 +158,13 @@ class _Points:
 
 
 class _Generator(_Points):
-    """q is what an MLP makes of noise."""
+    """q as the output distribution of an MLP."""
 
-    def prepare(self, centre: Tensor, spread: float) -> None:
+    def prepare(self, center: Tensor, spread: float) -> None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.config.seed)
             self.net = MLP(noise_dim=32, data_dim=2, hidden=128, depth=3)
-            self.net.place(centre, spread)
+            self.net.place(center, spread)
         self.noise = self.net.sample_noise(SHOWN, self.rng)
         self.loss = DriftingLoss(
             self.temperature, normalize_features=False, normalize_drift=False, **self.options
@@ -174,7 +175,7 @@ class _Generator(_Points):
         )
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, steps)
 
-    def shown(self) -> Tensor:
+    def visible_samples(self) -> Tensor:
         with torch.no_grad():
             x: Tensor = self.net(self.noise)
         return x
@@ -188,22 +189,22 @@ class _Generator(_Points):
         self.schedule.step()
         return float(out.loss.detach())
 
-    def judge(self) -> tuple[Tensor, float]:
+    def evaluate(self) -> tuple[Tensor, float]:
         with torch.no_grad():
-            x = self.net(self.net.sample_noise(JUDGED, self.rng))
-            # Few x against many others: the fewer others, the more of V is sampling noise.
-            negatives = self.net(self.net.sample_noise(2 * JUDGED, self.rng))
-        v = self.drift(x[: JUDGED // 4], self.toy.sample(2 * JUDGED, self.rng), negatives)
+            x = self.net(self.net.sample_noise(EVALUATED, self.rng))
+            # Few x against many negatives: with few negatives, V is mostly sampling noise.
+            negatives = self.net(self.net.sample_noise(2 * EVALUATED, self.rng))
+        v = self.drift(x[: EVALUATED // 4], self.toy.sample(2 * EVALUATED, self.rng), negatives)
         return x, float(v.square().mean())
 
 
 def _start(toy: Toy, init: str, data: Tensor) -> tuple[Tensor, float]:
-    """Centre and spread of q at the beginning."""
-    centre, size = data.mean(dim=0), float(data.std(dim=0).norm())
+    """Return the initial center and spread of q."""
+    center, size = data.mean(dim=0), float(data.std(dim=0).norm())
     if init == "between":
-        return centre, 0.15 * size
+        return center, 0.15 * size
     if init == "far":
-        return centre + torch.tensor([0.0, 3.0]) * size, 0.15 * size
+        return center + torch.tensor([0.0, 3.0]) * size, 0.15 * size
     mode = toy.modes[0] if toy.modes is not None else data[data[:, 0].argmin()]
     return mode, 0.08 * size
 
@@ -216,11 +217,12 @@ def _metrics(
     config: ToyConfig,
 ) -> dict[str, Any]:
     x, drift = last
-    fresh, again = toy.fresh(JUDGED, rng), toy.fresh(JUDGED, rng)
+    fresh, again = toy.fresh(EVALUATED, rng), toy.fresh(EVALUATED, rng)
     metrics: dict[str, Any] = {
         "distribution": toy.name,
         "config": asdict(config),
-        "evaluator": f"unbiased energy distance to {JUDGED} fresh points; drift by {2 * JUDGED} fresh points",
+        "evaluator": f"unbiased energy distance to {EVALUATED} fresh points; "
+        f"drift by {2 * EVALUATED} fresh points",
         "energy_distance": energy_distance(x, fresh),
         "energy_distance_at_start": energy_distance(first[0], fresh),
         "energy_distance_of_data_to_itself": energy_distance(again, fresh),
@@ -236,7 +238,7 @@ def _metrics(
 
 
 def _log_spaced(steps: int, count: int) -> set[int]:
-    """0, the last step, and about ``count`` steps between, denser at the beginning where most happens."""
+    """Return 0, the last step, and about ``count`` steps between, denser at the beginning."""
     power = torch.linspace(0, 1, count, dtype=torch.float64) * math.log1p(steps)
     return {0, steps, *(round(p) for p in torch.expm1(power).tolist())}
 
@@ -249,14 +251,15 @@ ANTISYMMETRY: dict[str, tuple[float, float]] = {
     "2.0x repulsion": (1.0, 2.0),
     "attraction only": (1.0, 0.0),
 }
-"""Factors of V⁺ and V⁻ in the rows of the paper's table on the importance of anti-symmetry."""
+"""Factors of V⁺ and V⁻ in the rows of the paper's table on anti-symmetry."""
 
 
 def antisymmetry_study(
     toy: Toy, config: ToyConfig, on_step: OnStep = lambda step, drift: None
 ) -> dict[str, Evolution]:
-    """The paper's destructive study on a toy: the same run for each pair of factors; ``on_step`` counts
-    through.
+    """Run the paper's destructive study on a toy: one run for each pair of factors.
+
+    ``on_step`` counts steps over all runs.
     """
     runs = {}
     for i, (name, (attraction, repulsion)) in enumerate(ANTISYMMETRY.items()):

@@ -1,6 +1,4 @@
-"""Metrics for TensorBoard and Weights & Biases, where a run asks for them; ``metrics.jsonl`` is always
-written.
-"""
+"""Metrics and previews for TensorBoard and Weights & Biases, beside ``metrics.jsonl``."""
 
 from __future__ import annotations
 
@@ -15,15 +13,17 @@ from PIL import Image
 
 from driftgen.errors import InputError
 from driftgen.support.atomic_write import atomic_write
-from driftgen.training.config import PretrainConfig, TrainConfig
+from driftgen.training.task import LoopConfig
 
 __all__ = ["Trackers", "scalars"]
 
+IMAGES = (".png", ".jpg")
+
 
 class Trackers:
-    """Hands each row on. A library that is missing is told before the run begins."""
+    """Forwards metrics to the enabled trackers; a missing library raises before the run begins."""
 
-    def __init__(self, config: TrainConfig | PretrainConfig, folder: Path) -> None:
+    def __init__(self, config: LoopConfig, folder: Path) -> None:
         self.board: Any = None
         self.wandb: Any = None
         if config.output.tensorboard:
@@ -43,7 +43,7 @@ class Trackers:
             )
 
     def update(self, row: Mapping[str, Any]) -> None:
-        """One row of metrics."""
+        """Log one row of metrics."""
         step = int(row["step"])
         if self.board is not None:
             for name, value in scalars(row):
@@ -51,9 +51,9 @@ class Trackers:
         if self.wandb is not None:
             self.wandb.log(dict(scalars(row)), step=step)
 
-    def save_samples(self, path: Path, step: int) -> None:
-        """The samples of a step, if any were drawn."""
-        if not path.is_file():
+    def log_preview(self, path: Path, step: int) -> None:
+        """Log the preview of a step if it is an image."""
+        if not path.is_file() or path.suffix not in IMAGES:
             return
         if self.board is not None:
             with Image.open(path) as image:
@@ -62,7 +62,7 @@ class Trackers:
             self.wandb.log({"samples": self.image(str(path))}, step=step)
 
     def close(self) -> None:
-        """Writes what is still held back."""
+        """Flush and close the trackers."""
         if self.board is not None:
             self.board.close()
         if self.wandb is not None:
@@ -70,7 +70,7 @@ class Trackers:
 
 
 def _identity(folder: Path) -> str:
-    """Of the run, kept in its folder, so that one that is resumed goes on with the same curves."""
+    """Return the id of the run, stored in its folder so that a resumed run continues the same curves."""
     path = folder / "wandb-id"
     if not path.is_file():
         with atomic_write(path) as scratch:
@@ -79,7 +79,7 @@ def _identity(folder: Path) -> str:
 
 
 def scalars(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers of a row by name: ``drift/0``, ``scale/layer1``."""
+    """Yield the numbers of a row by name: ``drift/0``, ``scale/layer1``."""
     for key, value in row.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""``driftgen train``: a one-step generator from real samples (appendix "Training Loop")."""
+"""``driftgen train``: train a one-step generator of images (appendix "Training Loop")."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map
 
 from driftgen.data.class_batches import StepSizes, open_source
 from driftgen.drift.guidance import sample_alpha
-from driftgen.drift.loss import DriftingLoss, LossOutput, Statistics
+from driftgen.drift.loss import DriftingLoss
 from driftgen.errors import InputError
-from driftgen.generators.base import Noise
 from driftgen.ops.compile import compile_parts, to_channels_last
 from driftgen.pipeline import RUN_MODEL, DriftPipeline
 from driftgen.support.atomic_write import atomic_write, make_folder
@@ -25,71 +25,82 @@ from driftgen.training.config import TrainConfig
 from driftgen.training.distributed import Distributed
 from driftgen.training.graphed_step import GraphedStep, can_capture
 from driftgen.training.health import Health, never_trained
-from driftgen.training.loop import Loop, View, check_run, create_run
+from driftgen.training.loop import View, run_task
+from driftgen.training.microbatch import MicroBatchedStep
+from driftgen.training.run_folder import check_run
 from driftgen.training.sharding import make_mesh
-from driftgen.training.step import DriftStep, StepInputs, StepOutput
+from driftgen.training.step import DriftStep
+from driftgen.training.step_inputs import StepInputs, StepOutput, guided_inputs
 from driftgen.training.step_metrics import measure
 
 __all__ = ["Training", "train"]
 
-# Which randomness of a step it is.
-ALPHA, NOISE, PICTURE, WEIGHTS = range(4)
-SHOWN_CLASSES, SHOWN_EACH = 10, 10
+# RNG stream ids
+ALPHA, NOISE, PREVIEW, WEIGHTS = range(4)
+PREVIEW_CLASSES, PREVIEW_EACH = 10, 10
 
 
 class Training:
-    """The task of the loop: draws a step, computes its gradient, measures its health."""
+    """Task that trains a class-conditional generator with the drifting loss.
+
+    Attributes:
+        name: of the recipe, for the card of the saved model.
+    """
 
     def __init__(
-        self, config: TrainConfig, processes: Distributed, info: Callable[[str], None] = lambda text: None
+        self,
+        config: TrainConfig,
+        distributed: Distributed,
+        info: Callable[[str], None] = lambda text: None,
+        *,
+        name: str = "",
     ) -> None:
-        self.config, self.processes = config, processes
-        device = processes.device
+        self.config, self.distributed, self.name = config, distributed, name
+        device, batch = distributed.device, config.batch
         self.data = open_data(config.data)
-        batch = config.batch
         sizes = StepSizes(batch.classes, batch.positives, batch.unconditional)
         self.source = open_source(self.data, sizes, config.queue, config.seed, ahead=device.type == "cuda")
         self.tokenizer = make_tokenizer(config.tokenizer, device)
-        classes = self.source.num_classes
         torch.manual_seed(derive_seed(config.seed, WEIGHTS))
         self.generator = build_generator(
-            config.generator, self.source.shape, classes, checkpoint_blocks=config.checkpoint_blocks
+            config.generator,
+            self.source.shape,
+            self.source.num_classes,
+            checkpoint_blocks=config.checkpoint_blocks,
         )
-        mesh = make_mesh(config, processes)
+        mesh = make_mesh(config, distributed)
         if mesh is None:
-            self.generator.to(device)  # else the loop moves it, share by share
-        phi = build_features(config, self.source.shape, self.tokenizer, device, mesh)
+            self.generator.to(device)  # with a mesh, the loop moves it shard by shard
+        self.phi = build_features(config, self.source.shape, self.tokenizer, device, mesh)
         self.model: nn.Module = self.generator
         if config.compile:
             compile_parts(self.generator)
-            compile_parts(phi)
+            compile_parts(self.phi)
             if mesh is None:
                 to_channels_last(self.generator)
-                to_channels_last(phi)
-        if processes.group is not None and mesh is None:
+                to_channels_last(self.phi)
+        if distributed.group is not None and mesh is None:
             self.model = DistributedDataParallel(self.model)
-        self.part = processes.shard(config.batch.classes, "batch.classes")
-        loss = DriftingLoss(**config.loss.model_dump(), process_group=processes.group)
-        self.step = DriftStep(
-            self.model,
-            phi,
-            loss,
-            generated=config.batch.generated,
-            micro=min(config.batch.micro, self.part.stop - self.part.start),
-            mode=config.batch.mode,
-            autocast=torch.bfloat16 if config.precision == "bfloat16" else None,
-        )
+        self.part = distributed.shard(batch.classes, "batch.classes")
+        self.samples_per_step = batch.classes * batch.generated
+        loss = DriftingLoss(**config.loss.model_dump(), process_group=distributed.group)
+        autocast = torch.bfloat16 if config.precision == "bfloat16" else None
+        self.step = DriftStep(self.model, self.encode, loss, generated=batch.generated, autocast=autocast)
+        self.micro: MicroBatchedStep | None = None
         self.compute: Callable[[StepInputs], StepOutput] = self.step
-        if can_capture(config, processes):
+        micro = min(batch.micro, self.part.stop - self.part.start)
+        if micro > 1:
+            self.compute = self.micro = MicroBatchedStep(self.step, micro, batch.mode)
+        elif can_capture(config, distributed):
             self.compute = GraphedStep(self.step, self.generator.parameters(), info)
-        self.found: tuple[StepInputs, StepOutput] | None = None
-
-    def samples_per_step(self) -> int:
-        return self.config.batch.classes * self.config.batch.generated
+        encoders = zip(config.encoders, self.phi.networks, strict=True)
+        untrained = [entry.path for entry, encoder in encoders if never_trained(encoder)]
+        self.health = Health(config.loss.temperatures, untrained)
+        self.last: tuple[StepInputs, StepOutput] | None = None
 
     def draw(self, step: int) -> StepInputs:
-        """All that is random in a step; the same whatever the processes it is shared by."""
-        config, device = self.config, self.processes.device
+        """Draw labels, real samples, alpha and noise; the same for any number of processes."""
+        config, device = self.config, self.distributed.device
         real = self.source.draw(step, self.part)
         guidance = config.guidance
         alpha = sample_alpha(
@@ -101,56 +112,74 @@ class Training:
             derive_generator(config.seed, step, ALPHA),
         )
         if config.batch.unconditional == 0:
-            alpha = torch.ones_like(alpha)  # nothing to guide away from
+            alpha = torch.ones_like(alpha)  # guidance needs unconditional negatives
         noise = []
         for position in range(config.batch.classes)[self.part]:
-            # Drawn where it is needed, by the device's own generator: many numbers.
+            # One seed per class on the device's own generator: noise is large, so it is drawn in place.
             _seed(device, derive_seed(config.seed, step, NOISE, position))
             noise.append(self.generator.sample_noise(config.batch.generated))  # type: ignore[operator]
-        return StepInputs(
+        return guided_inputs(
+            tree_map(lambda *parts: torch.cat(parts), *noise),
             real.labels.to(device, non_blocking=True),
             alpha[self.part].to(device, non_blocking=True),
-            Noise(*(torch.cat(parts) for parts in zip(*noise, strict=True))),
             real.positives.to(device, non_blocking=True),
             real.unconditional.to(device, non_blocking=True),
+            generated=config.batch.generated,
         )
 
-    def gradient(self, step: int) -> Tensor:
-        drawn = self.draw(step)
-        output = self.compute(drawn)
-        self.found = drawn, output
+    def encode(self, samples: Tensor) -> dict[str, Tensor]:
+        """Return φ of samples."""
+        return self.phi.features(samples)
+
+    def compute_gradient(self, step: int) -> Tensor:
+        """See :class:`~driftgen.training.task.Task`, here and below."""
+        inputs = self.draw(step)
+        output = self.compute(inputs)
+        self.last = inputs, output
         return output.loss
 
-    def measure(self) -> dict[str, Any]:
-        assert self.found is not None
-        drawn, output = self.found
-        empty = output.loss.new_empty(0)
-        found = LossOutput(output.loss, empty, output.drift, output.scale)
+    def measure(self, averaged: nn.Module) -> dict[str, Any]:
+        """Return metrics of the last step; they describe the trained weights, not the averaged ones."""
+        assert self.last is not None
+        inputs, output = self.last
+        _, alpha = inputs.conditions
         return {
-            "alpha": drawn.alpha.mean().item(),
-            **measure(output.generated, output.positives, found, self.step.loss),
+            "alpha": alpha.mean().item(),
+            **measure(output.generated, output.positives, output.drift, output.scale, self.step.loss),
         }
 
-    def save_samples(self, model: nn.Module, path: Path) -> None:
-        pipe = self.pipeline(model)
-        classes = min(SHOWN_CLASSES, self.source.num_classes)
-        each = SHOWN_EACH if classes > 1 else SHOWN_CLASSES * SHOWN_EACH
+    def check_health(self, row: Mapping[str, Any]) -> list[str]:
+        return self.health.update(row)
+
+    def save_preview(self, averaged: nn.Module, path: Path) -> Path | None:
+        """Save a contact sheet, one row per class."""
+        pipe = self.pipeline(averaged)
+        classes = min(PREVIEW_CLASSES, self.source.num_classes)
+        each = PREVIEW_EACH if classes > 1 else PREVIEW_CLASSES * PREVIEW_EACH
         try:
-            images = pipe(
+            samples = pipe(
                 [label for label in range(classes) for _ in range(each)],
                 guidance=self.config.output.sample_guidance,
-                seed=derive_seed(self.config.seed, PICTURE),
+                seed=derive_seed(self.config.seed, PREVIEW),
                 output="tensor",
             )
-            pictures = to_pil(to_uint8(images))
+            images = to_pil(to_uint8(samples))
         except InputError:
-            return  # samples that cannot be shown, such as latents without their tokenizer
+            return None  # samples that are no images, such as latents without a tokenizer
+        path = path.with_suffix(".png")
         make_folder(path.parent)
         with atomic_write(path) as scratch:
-            contact_sheet(pictures, columns=SHOWN_EACH).save(scratch)
+            contact_sheet(images, columns=PREVIEW_EACH).save(scratch)
+        return path
+
+    def save_models(self, averaged: Mapping[str, nn.Module], folder: Path, step: int) -> None:
+        """Save the first average as ``model/``, each further one as ``model-ema-DECAY/``."""
+        for i, (decay, model) in enumerate(averaged.items()):
+            target = folder / (RUN_MODEL if i == 0 else f"{RUN_MODEL}-ema-{decay}")
+            self.pipeline(model, recipe=self.name, step=step, ema=decay).save_pretrained(target)
 
     def pipeline(self, model: nn.Module, **source: Any) -> DriftPipeline:
-        """The averaged model, ready to sample."""
+        """Return a pipeline that samples from an averaged model."""
         names = self.data.class_names
         return DriftPipeline(
             model,
@@ -160,63 +189,65 @@ class Training:
             source=source,
         )
 
+    def memory_advice(self) -> str:
+        return memory_advice(self.config)
+
     def state_dict(self) -> dict[str, Tensor]:
         state = {f"source/{k}": v for k, v in self.source.state_dict().items()}
-        if self.step.previous is not None:
-            state |= {"scale": self.step.previous.scale, "drift": self.step.previous.drift}
-        return state
+        return state | (self.micro.state_dict() if self.micro is not None else {})
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         prefix = "source/"
         self.source.load_state_dict(
             {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
         )
-        if "scale" in state:
-            device = self.processes.device
-            scale, drift = (state[k].clone().to(device) for k in ("scale", "drift"))
-            self.step.previous = Statistics(scale, drift, self.config.batch.classes)
+        if self.micro is not None:
+            self.micro.load_state_dict(state, self.distributed.device)
 
 
 def train(
     config: TrainConfig,
     folder: Path,
-    processes: Distributed,
+    distributed: Distributed,
     view: View,
     *,
     name: str = "",
     override: bool = False,
     report: Callable[[Path], object] | None = None,
 ) -> bool:
-    """Trains, or goes on with, the run in ``folder``; whether it is complete.
+    """Train a generator in ``folder``, or resume its training; return True if the run is complete.
 
-    The folder ends with ``model/`` (the first average, and one folder for each further one), ``samples/``,
-    ``metrics.jsonl``, and what ``report(folder)`` writes, now and then and at the end.
+    The folder receives ``model/`` (the first average), ``model-ema-DECAY/`` for each further average,
+    ``samples/``, ``metrics.jsonl`` and whatever ``report(folder)`` writes.
     """
-    check_run(folder, config, override=override)
-    task = Training(config, processes, view.info)
-    encoders = zip(config.encoders, task.step.phi.networks, strict=True)
-    untrained = [entry.path for entry, encoder in encoders if never_trained(encoder)]
-    health = Health(config.loss.temperatures, untrained)
+    config = check_run(folder, config, override=override)
+    task = Training(config, distributed, view.info, name=name)
     for note in getattr(task.source, "notes", []):
         view.info(note)
-
-    def finish(averages: Mapping[str, nn.Module], step: int) -> None:
-        for i, (decay, model) in enumerate(averages.items()):
-            place = folder / (RUN_MODEL if i == 0 else f"{RUN_MODEL}-ema-{decay}")
-            task.pipeline(model, recipe=name, step=step, ema=decay).save_pretrained(place)
-
-    if processes.is_main:
-        create_run(folder, config, task="train", temperatures=list(config.loss.temperatures), recipe=name)
-    processes.barrier()
+    header = {"task": "train", "temperatures": list(config.loss.temperatures), "recipe": name}
     try:
-        return Loop(folder, config, task, processes, view, finish, report, health.update).run()
+        return run_task(folder, config, task, distributed, view, header, report)
     finally:
         task.data.close()
 
 
+def memory_advice(config: TrainConfig) -> str:
+    """Return the changes that reduce the memory of a step."""
+    batch, changes = config.batch, []
+    if 2 * batch.micro <= batch.classes:
+        changes.append(f"batch.micro={2 * batch.micro} (the same step in micro-batches)")
+    if batch.micro > 1 and batch.mode == "exact":
+        changes.append("batch.mode=previous")
+    if config.generator.kind != "mlp" and not config.checkpoint_blocks:
+        changes.append("checkpoint_blocks=true")
+    return f"use --set {' or '.join(changes or ['batch.generated=N with fewer samples'])}"
+
+
 def _seed(device: torch.device, seed: int) -> None:
-    """Seeds the generator of one device. ``torch.manual_seed`` seeds all, and keeps a note for each device
-    that is not in use yet: many a step, and never let go.
+    """Seed the generator of one device.
+
+    ``torch.manual_seed`` seeds every device and queues a call for each one that is not initialized: the
+    queue would grow with every step.
     """
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)

@@ -16,7 +16,7 @@ from driftgen.generators.image_mlp import ImageMLP
 from driftgen.ops import dispatch
 from driftgen.ops.compile import to_channels_last
 from driftgen.ops.launch import Launch
-from driftgen.training.step import DriftStep, StepInputs
+from driftgen.training.step import DriftStep, guided_inputs
 from tests.support import twin
 from tests.support.accuracy import error
 from tests.support.golden_losses import CASES, deviation, exact, golden_inputs
@@ -320,7 +320,7 @@ def test_a_step_in_mixed_precision_is_covered(launches, monkeypatch):
     phi = FeatureStack([(mae, {"patch_sizes": (), "every_k_block": 0})]).to(DEVICE)
     to_channels_last(phi)
     network = ImageMLP(input_size=2, in_channels=1, num_classes=3, hidden_size=16, depth=1).to(DEVICE)
-    step = DriftStep(network, phi, dg.DriftingLoss(0.05), generated=10, autocast=torch.bfloat16)
+    step = DriftStep(network, phi.features, dg.DriftingLoss(0.05), generated=10, autocast=torch.bfloat16)
     real, copied = engine._ready, []
 
     def ready(tensor):
@@ -330,14 +330,15 @@ def test_a_step_in_mixed_precision_is_covered(launches, monkeypatch):
         return found
 
     monkeypatch.setattr(engine, "_ready", ready)
-    drawn = StepInputs(
+    inputs = guided_inputs(
+        network.sample_noise(10),
         torch.tensor([1], device=DEVICE),
         torch.tensor([1.5], device=DEVICE),
-        network.sample_noise(10),
         torch.randn(1, 4, 1, 2, 2, device=DEVICE),
         torch.randn(1, 2, 1, 2, 2, device=DEVICE),
+        generated=10,
     )
-    out = step(drawn)
+    out = step(inputs)
     assert out.loss.isfinite()
     assert set(launches) == set(PASSES)
     assert not [shape for shape in copied if shape[2] > 1]

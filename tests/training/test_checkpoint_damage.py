@@ -24,7 +24,7 @@ def two(tmp_path):
 def passed_over(checkpoints, reason, good=1):
     assert step_of(checkpoints.load()) == good
     (line,) = checkpoints.damaged
-    assert line == f"step-00000002 is damaged ({reason}): passed over"
+    assert line == f"step-00000002 is damaged ({reason}): skipped"
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -56,7 +56,7 @@ def test_damage_is_named(two):
         (folder / name).unlink()
         passed_over(two, f"{name} is missing")
         (folder / name).write_bytes(whole[:-1])
-        short = f"{name} has {len(whole) - 1} bytes instead of {len(whole)}"
+        short = f"{name} has {len(whole) - 1} bytes, expected {len(whole)}"
         passed_over(two, "checksum.json cannot be read" if name == FILES[2] else short)
         if name != FILES[2]:
             (folder / name).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))

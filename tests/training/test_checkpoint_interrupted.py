@@ -45,8 +45,8 @@ def test_a_file_that_may_not_grow(tmp_path):
     lines = process.communicate()[0].splitlines()
     last = tmp_path / "step-00000001"
     assert lines == [
-        f"the disk is full: step-00000002 could not be written to {tmp_path} (File too large); make room and "
-        f"start again; the last good checkpoint is {last}",
+        f"the disk is full: step-00000002 could not be written to {tmp_path} (File too large); free "
+        f"space and run the same command to resume; the last good checkpoint is {last}",
         "['step-00000001']",
         "1 {1.0} {'step': 1} []",
     ]
@@ -72,7 +72,7 @@ def test_a_disk_that_is_full(tmp_path):
         pytest.skip("needs the right to mount")
     message, left, found = done.stdout.splitlines()
     assert message.startswith("the disk is full: step-00000004 could not be written to")
-    assert "(No space left on device); make room" in message
+    assert "(No space left on device); free space" in message
     assert message.endswith(f"the last good checkpoint is {disk}/step-00000003")
     assert left == "['step-00000001', 'step-00000002', 'step-00000003']"
     assert found == "3 {3.0} {'step': 3} []"

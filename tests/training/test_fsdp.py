@@ -33,20 +33,20 @@ def held(tensors):
 
 def run_and_look(self):
     done = run(self)
-    parts = {"model": self.task.model, **self.averages.models}
+    parts = {"model": self.task.model, **self.ema.models}
     if self.config.task == "train":
-        parts |= {f"encoder {i}": e for i, e in enumerate(self.task.step.phi.encoders)}
+        parts |= {f"encoder {i}": e for i, e in enumerate(self.task.phi.encoders)}
     shares = {name: held(part.state_dict().values()) for name, part in parts.items()}
     shares["optimizer"] = held(s["exp_avg"] for s in self.optimizer.state.values())
-    self.folder.with_name(f"{self.folder.name}.{self.processes.rank}.json").write_text(json.dumps(shares))
+    self.folder.with_name(f"{self.folder.name}.{self.distributed.rank}.json").write_text(json.dumps(shares))
     return done
 
 run, loop.Loop.run = loop.Loop.run, run_and_look
-processes = Distributed.start("cpu")
+distributed = Distributed.start("cpu")
 for folder, task, *changes in json.loads(sys.argv[1]):
     start = trainer.train if task == "train" else pretrain.pretrain
-    start(config(task, "fsdp=true", *changes), Path(folder), processes, Silent(), override=True)
-processes.close()
+    start(config(task, "fsdp=true", *changes), Path(folder), distributed, Silent(), override=True)
+distributed.close()
 """
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29523"]
 
@@ -126,7 +126,7 @@ def test_two_that_share_train_as_one(tmp_path):
             found, expected = (dg.load_model(run / model).state_dict() for run in (two, one))
             assert_same(found, expected, limit)
 
-    # Weights, averages, encoder and optimiser are really shared.
+    # Weights, averages, encoder and optimizer are really sharded.
     found = shares(tmp_path / "encoder-shared")
     assert found.keys() == {"model", "0.9", "0.5", "encoder 0", "optimizer"}
     for first, second in found.values():
@@ -137,7 +137,7 @@ def test_two_that_share_train_as_one(tmp_path):
     assert (two / "samples" / "step-0000020.png").is_file()
     alone("train", one, "optim.steps=22")
     view = alone("train", two, "optim.steps=22", "fsdp=true")
-    assert "one process alone holds everything" in view.said[0]
+    assert "one process, which holds everything" in view.said[0]
     assert view.said[1] == "resumed after step 20"
     assert_same(final(two), final(one), 1e-4)
 

@@ -1,4 +1,4 @@
-"""Which runs record their steps. What a recording gives is tested on a GPU, in test_cuda_training.py."""
+"""Which runs capture their steps. Captured steps are tested on a GPU, in test_cuda_training.py."""
 
 from types import SimpleNamespace
 
@@ -21,6 +21,6 @@ from tests.support.runs import config
         ([], "cpu", None, False),
     ],
 )
-def test_which_runs_record(changes, device, group, expected):
-    processes = SimpleNamespace(device=torch.device(device), group=group)
-    assert can_capture(config(*changes), processes) is expected
+def test_which_runs_capture(changes, device, group, expected):
+    distributed = SimpleNamespace(device=torch.device(device), group=group)
+    assert can_capture(config(*changes), distributed) is expected

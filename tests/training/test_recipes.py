@@ -168,6 +168,12 @@ def test_what_the_appendix_says_of_the_encoders(name):
     assert build_mae(c).mask_patch == 2
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_only_the_authors_recipes_average_without_warmup(name):
+    authors = name.startswith(("imagenet256-", "mae-latent-", "mae-pixel-"))
+    assert load_recipe(name).ema_warmup is not authors
+
+
 def test_what_the_release_does_otherwise_is_named():
     def text(name):
         return (FOLDER / f"{name}.yaml").read_text()

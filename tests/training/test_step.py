@@ -52,28 +52,28 @@ def to_theirs_all(path, tensor):
 def test_three_updates_are_those_of_the_release():
     generator, step = golden_step()
     config = Optimizer(lr=1e-2, warmup=2, clip=2.0, weight_decay=0.01, betas=(0.9, 0.95), steps=3)
-    optimizer, averages = make_optimizer(generator.parameters(), config), EMA(generator, [0.999])
+    optimizer, ema = make_optimizer(generator.parameters(), config), EMA(generator, [0.999])
     for t in range(3):
-        drawn = golden_step_inputs(
+        inputs = golden_step_inputs(
             "x" if t == 0 else f"traj/{t}/x", f"traj/{t}/cfg", f"traj/{t}/noise_labels"
         )
         rate = learning_rate(config, t)
         optimizer.param_groups[0]["lr"] = rate
         optimizer.zero_grad()
-        out = step(drawn)
+        out = step(inputs)
         norm = clip(generator.parameters(), config.clip)
         optimizer.step()
-        averages.update(generator)
+        ema.update(generator)
         want = GOLDEN["small8/traj/loss_gnorm_lr"][t]
         assert out.loss.item() == pytest.approx(want[0], rel=1e-4)
         assert norm.item() == pytest.approx(want[1], rel=2e-3)
         assert rate == pytest.approx(want[2], rel=1e-3)
     names = official_dit_names(generator.config)
-    ema = averages.first.state_dict()
+    averaged = ema.first.state_dict()
     for path, note in CASE["grad_params"].items():
         if note["stored"] != "full":
             continue
-        for kind, state in (("params", generator.state_dict()), ("ema", ema)):
+        for kind, state in (("params", generator.state_dict()), ("ema", averaged)):
             got = to_theirs_all(path, state[names[path]]).reshape(note["shape"])
             want = golden(f"traj/{kind}/{path}")
             # Adam divides by the size of the gradient, so where that is rounding noise the update is too.
@@ -111,10 +111,10 @@ def test_previous_parts_use_the_statistics_of_the_step_before():
     step(small_step_inputs(net))
     want = gradients(net)
     net, step = small(micro=3, mode="previous")
-    drawn = small_step_inputs(net)
-    step(drawn)
+    inputs = small_step_inputs(net)
+    step(inputs)
     net.zero_grad()
-    out = step(drawn)
+    out = step(inputs)
     assert relative(gradients(net), want) < 1e-4
     net.zero_grad()
     step(small_step_inputs(net, seed=1))  # another step, with the statistics of this one

@@ -145,7 +145,7 @@ def test_antisymmetry_wins_clearly():
     distances = [run.metrics["energy_distance"] for run in runs.values()]
     assert distances[0] < 0.01
     assert min(distances[1:]) > 5 * 0.01
-    assert runs["attraction only"].metrics["spread"] < 0.95  # collapses onto the modes' centres
+    assert runs["attraction only"].metrics["spread"] < 0.95  # collapses onto the modes' centers
     assert runs["2.0x repulsion"].metrics["spread"] > 1.3  # flies apart
 
 

@@ -14,6 +14,7 @@ import torch
 import driftgen as dg
 from driftgen.errors import InputError
 from driftgen.report.run_page import write_report
+from driftgen.training import pretrain, trainer
 from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.distributed import Distributed
 from driftgen.training.loop import Loop
@@ -119,7 +120,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr
-    assert "the same command goes on from there" in " ".join(stderr.split())
+    assert "run the same command to resume" in " ".join(stderr.split())
     step = Checkpoints(folder / "checkpoints").load().step
     assert step >= 3
     assert (folder / "model" / "config.json").is_file()
@@ -176,7 +177,7 @@ def test_bad_gradients_are_skipped_and_the_third_in_a_row_stops(tmp_path, monkey
     from driftgen.training.trainer import Training
 
     bad = {3, 7, 8}
-    gradient = Training.gradient
+    gradient = Training.compute_gradient
 
     def poisoned(self, step):
         loss = gradient(self, step)
@@ -184,7 +185,7 @@ def test_bad_gradients_are_skipped_and_the_third_in_a_row_stops(tmp_path, monkey
             next(self.generator.parameters()).grad.fill_(float("nan"))
         return loss
 
-    monkeypatch.setattr(Training, "gradient", poisoned)
+    monkeypatch.setattr(Training, "compute_gradient", poisoned)
     done, view = run(tmp_path / "a", "optim.steps=12")
     assert done
     assert view.rows[-1]["skipped"] == 3
@@ -234,14 +235,14 @@ def test_micro_batches_train_as_the_whole(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "advice"),
     [
-        (["generator.kind=dit"], "batch.micro=2 (the same step in parts) or checkpoint_blocks=true"),
+        (["generator.kind=dit"], "batch.micro=2 (the same step in micro-batches) or checkpoint_blocks=true"),
         (
             ["generator.kind=mlp", "batch.micro=2"],
-            "batch.micro=4 (the same step in parts) or batch.mode=prev",
+            "batch.micro=4 (the same step in micro-batches) or batch.mode=prev",
         ),
         (["generator.kind=dit", "batch.micro=4", "checkpoint_blocks=true"], "batch.mode=previous"),
         (["generator.kind=mlp", "batch.micro=4", "batch.mode=previous"], "batch.generated=N with fewer"),
-        (["mae-digits", "micro=2"], "micro=4, the same step in parts"),
+        (["mae-digits", "micro=2"], "micro=4 (the same step in micro-batches)"),
     ],
 )
 def test_too_little_memory_is_told_in_a_line(tmp_path, changes, advice):
@@ -249,8 +250,12 @@ def test_too_little_memory_is_told_in_a_line(tmp_path, changes, advice):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
 
     recipe, *changes = changes if changes[0].startswith("mae") else ["digits", *SMALL, *changes]
-    view, task = Silent(), SimpleNamespace(model=torch.nn.Linear(2, 2), gradient=full)
-    loop = Loop(tmp_path, load_recipe(recipe, changes), task, Distributed.start("cpu"), view, finish=print)
+    config = load_recipe(recipe, changes)
+    advise = trainer.memory_advice if config.task == "train" else pretrain.memory_advice
+    task = SimpleNamespace(
+        model=torch.nn.Linear(2, 2), compute_gradient=full, memory_advice=lambda: advise(config)
+    )
+    loop = Loop(tmp_path, config, task, Distributed.start("cpu"), Silent())
     with pytest.raises(InputError) as caught:
         loop.run()
-    assert str(caught.value).startswith(f"out of GPU memory after step 0: give --set {advice}")
+    assert str(caught.value).startswith(f"out of GPU memory after step 0: use --set {advice}")

@@ -1,0 +1,115 @@
+"""YAML files of recipes: plain data only, with the number syntax of YAML 1.2."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from driftgen.errors import InputError
+
+__all__ = ["dump", "parse", "plain", "read_mapping", "read_text"]
+
+# The rules of YAML 1.2. PyYAML follows YAML 1.1: 2e-4 is a string, yes a boolean, 12:30 the number 750.
+FLOAT = re.compile(
+    r"[-+]?(?:(?:\.[0-9]+|[0-9][0-9_]*\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[0-9][0-9_]*[eE][-+]?[0-9]+)$"
+    r"|[-+]?\.(?:inf|Inf|INF)$|\.(?:nan|NaN|NAN)$"
+)
+RULES = (
+    ("bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), "tTfF"),
+    ("null", re.compile(r"(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
+    ("int", re.compile(r"[-+]?(?:0|[1-9][0-9_]*)$"), "-+0123456789"),
+    ("float", FLOAT, "-+0123456789."),
+    ("merge", re.compile(r"<<$"), "<"),
+)
+
+
+def read_text(path: Path) -> str:
+    """Read a UTF-8 file."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not UTF-8 text: save it as UTF-8") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Read a YAML file that holds a mapping."""
+    record = parse(read_text(path), str(path), name_line=True)
+    if not isinstance(record, dict):
+        raise InputError(f"{path} holds no configuration: write key: value lines, or copy a packaged recipe")
+    return record
+
+
+def parse(text: str, where: str, name_line: bool = False) -> Any:
+    """Parse YAML text into plain data; tags that name Python objects are rejected."""
+    try:
+        loader = _Loader(text)
+        try:
+            return plain(loader.get_single_data())  # raises RecursionError for a value that contains itself
+        finally:
+            loader.dispose()
+    except yaml.reader.ReaderError as error:
+        line, reason = text.count("\n", 0, error.position), "a character that YAML does not allow"
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line, reason = (mark.line if mark else 0), " ".join(str(error.problem or error.context).split())
+    except RecursionError:
+        line, reason = 0, "values are nested too deeply"
+    except ValueError as error:  # a value that does not match its tag
+        line, reason = 0, " ".join(str(error).split())
+    raise InputError(f"{where}{f', line {line + 1}' if name_line else ''}: {reason}")
+
+
+def dump(record: Mapping[str, Any]) -> str:
+    """Return plain data as YAML that :func:`parse` reads back unchanged."""
+    text: str = yaml.dump(
+        record, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110, default_flow_style=False
+    )
+    return text
+
+
+def plain(value: Any) -> Any:
+    """Return the value with tuples as lists, as YAML represents them."""
+    if isinstance(value, Mapping):
+        return {key: plain(inner) for key, inner in value.items()}
+    return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Loads plain values with YAML 1.2 numbers and rejects duplicate keys."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 (filled in below through PyYAML's API)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"{key.value} is a duplicate key", key.start_mark
+                    )
+                seen.add(key.value)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
+    """Quotes strings that the loader would read as numbers; writes lists of scalars on one line."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_list(self, data: list[Any]) -> Any:
+        flat = not any(isinstance(item, dict | list) for item in data)
+        return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=flat)
+
+
+for _tag, _pattern, _first in RULES:
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _pattern, list(_first))
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+0123456789."))
+_Dumper.add_representer(list, _Dumper.represent_list)

@@ -1,0 +1,113 @@
+"""The protocol between the training loop and the kinds of training that run in it.
+
+The loop owns steps, updates, averages, checkpoints, metrics and signals. A task owns everything that
+depends on the kind of sample: networks, inputs of a step, metrics, previews and the saved model. A task
+that trains with the drifting loss draws :class:`~driftgen.training.step_inputs.StepInputs` and passes them
+to a :class:`~driftgen.training.step.DriftStep`; ``tests/training/test_task.py`` has a complete one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from driftgen.training.config import Optimizer, Output
+
+__all__ = ["LoopConfig", "Task", "View"]
+
+
+class Task(Protocol):
+    """One kind of training.
+
+    Randomness depends on the seed and the step alone (``driftgen.support.rng``), so that a resumed run draws
+    the same numbers. ``averaged`` is the model of the first EMA decay, in eval mode: the weights that a run
+    saves, samples from and reports.
+
+    Attributes:
+        model: the trained network; may be compiled or wrapped in DistributedDataParallel.
+        samples_per_step: over all processes, for samples per second.
+    """
+
+    model: nn.Module
+    samples_per_step: int
+
+    def compute_gradient(self, step: int) -> Tensor:
+        """Add the gradient of a step to ``.grad`` and return its loss, a scalar over all processes.
+
+        Raises:
+            NotFiniteError: skips the step.
+        """
+        ...
+
+    def measure(self, averaged: nn.Module) -> dict[str, Any]:
+        """Return metrics of the step just computed and of the averaged model, as JSON values.
+
+        Called in every process, every ``output.metrics_every`` steps.
+        """
+        ...
+
+    def check_health(self, row: Mapping[str, Any]) -> list[str]:
+        """Return new warnings about a row of ``metrics.jsonl``, one line each."""
+        ...
+
+    def save_preview(self, averaged: nn.Module, path: Path) -> Path | None:
+        """Write what the averaged model generates at present to ``path`` plus a suffix of the task's choice.
+
+        Returns the file, or None if there is nothing to show. Called in the main process only.
+        """
+        ...
+
+    def save_models(self, averaged: Mapping[str, nn.Module], folder: Path, step: int) -> None:
+        """Save the averaged model of each decay under ``folder``. Called in the main process only, at the
+        end of a run and when a run is interrupted.
+        """
+        ...
+
+    def memory_advice(self) -> str:
+        """Return what to change after running out of GPU memory, such as ``use --set micro=2``."""
+        ...
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the state that a checkpoint needs beside model, averages, optimizer and RNG."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore the state of :meth:`state_dict`."""
+        ...
+
+
+class LoopConfig(Protocol):
+    """Settings that the loop reads: a pydantic model with a ``task`` name and at least these fields."""
+
+    @property
+    def task(self) -> str: ...
+    @property
+    def optim(self) -> Optimizer: ...
+    @property
+    def ema(self) -> tuple[float, ...]: ...
+    @property
+    def ema_warmup(self) -> bool: ...
+    @property
+    def output(self) -> Output: ...
+    @property
+    def fsdp(self) -> bool: ...
+    def model_dump(self, *, mode: str = ..., exclude: Any = ...) -> dict[str, Any]: ...
+
+
+class View(Protocol):
+    """Display of a run."""
+
+    def update(self, row: Mapping[str, Any]) -> None:
+        """Show a row of metrics."""
+        ...
+
+    def info(self, text: str) -> None:
+        """Show a message."""
+        ...
+
+    def warn(self, text: str) -> None:
+        """Show a warning."""
+        ...
