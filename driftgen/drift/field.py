@@ -168,7 +168,7 @@ def drift_coefficients(
     normalization: Normalization,
     *,
     weight: Tensor | None = None,
-    weigh_kernel: bool = False,
+    weighted_softmax: bool = False,
     floor: float = 0.0,
     attraction: float = 1.0,
     repulsion: float = 1.0,
@@ -176,12 +176,12 @@ def drift_coefficients(
     """C with V_i = Σ_j C_ij (y_j − x_i): −W⁻ in the first ``negatives`` columns, W⁺ in the others (Algorithm
     2).
 
-    ``weight`` ``[..., 1, T]`` multiplies the affinities after normalisation; ``weigh_kernel`` lets the sums
+    ``weight`` ``[..., 1, T]`` multiplies the affinities after normalisation; ``weighted_softmax`` lets the sums
     over y see it too, so that weight 2 equals two copies. ``floor`` bounds the affinities from below (the
     released code's 1e-3). The second result is the logarithm of the factor that the normalisation kept apart
     (twice, V being quadratic in A).
     """
-    log_weight = weight.log() if weight is not None and weigh_kernel else None
+    log_weight = weight.log() if weight is not None and weighted_softmax else None
     normalised = normalization(logits, log_weight)
     affinity, log_factor = normalised if isinstance(normalised, Affinity) else (normalised, None)
     if floor > 0:
