@@ -219,7 +219,7 @@ class EagerEngine:
     def _drifts(self, work: _Work, units: Units, kept: dict[_Work, _Distances]) -> _Drifts:
         """V_τ of a chunk. Takes its distances out of ``kept`` and overwrites them, or recomputes them."""
         s = self.settings
-        y, distance = kept.pop(work, None) or self._distances(work)
+        y, distance = kept.pop(work) if work in kept else self._distances(work)
         center = medoid(distance, y[:, :, : self.n])
         y = (y - center).float().div_(units.coordinate[work.feature, None, None])
         x = y[:, :, : self.n]
@@ -255,7 +255,10 @@ class EagerEngine:
 
     def _combined(self, work: _Work, units: Units, buffers: _DriftBuffers) -> Tensor:
         """Ṽ of a chunk, ``[g, v, N, D]``. Takes its drifts out of ``buffers``, or recomputes them."""
-        values, log_factor = buffers.drifts.pop(work, None) or self._drifts(work, units, {})
+        if work in buffers.drifts:
+            values, log_factor = buffers.drifts.pop(work)
+        else:
+            values, log_factor = self._drifts(work, units, {})
         factor = buffers.norms.inverse[work.feature]
         if log_factor is not None:
             factor = factor * log_factor.to(self.exact).exp()

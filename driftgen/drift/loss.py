@@ -210,8 +210,8 @@ class DriftingLoss(nn.Module):
             engine, fallback_reason = select_engine(call)
             if fallback_reason is not None:
                 self._warn_once(fallback_reason, first.device)
-            (scale, groups, _), (drift, _), combined = run_passes(engine, check_scale)
-            loss, per_group = _AttachGradient.apply(combined, groups, *tensors)  # type: ignore[no-untyped-call]
+            (scale, all_groups, _), (drift, _), combined = run_passes(engine, check_scale)
+            loss, per_group = _AttachGradient.apply(combined, all_groups, *tensors)  # type: ignore[no-untyped-call]
         if isinstance(generated, Tensor):
             return LossOutput(loss, per_group, drift[0], scale[0])
         return LossOutput(

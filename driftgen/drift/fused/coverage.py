@@ -67,9 +67,8 @@ def _shape_reason(settings: Settings, shape: BucketShape) -> str | None:
         which = "positives" if positives > MAX_OTHERS else "negatives"
         return f"groups have {max(positives, negatives)} {which}, the kernels take up to {MAX_OTHERS}"
     if blocks[0] * sum(blocks) > MAX_PAIRS:
-        return (
-            f"groups of {generated} generated, {positives} positives and {negatives} negatives are too large"
-        )
+        sizes = f"{generated} generated, {positives} positive and {negatives} negative samples"
+        return f"groups of {sizes} do not fit on-chip memory"
     # Kernels index the samples of one group with 32-bit integers.
     if max(shape.samples) * max(shape.vectors) * shape.width >= 2**31:
         return "a feature has 2³¹ or more elements in a group"

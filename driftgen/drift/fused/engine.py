@@ -155,11 +155,9 @@ class _FusedGradient:
         widths, remaining, gradients = self.plan.widths, list(saved), []
         upstream = upstream.float()
         by_group = upstream.ndim > 0
-        norms_of_widths, terms_of_widths = (
-            remaining[-2 * len(widths) : -len(widths)],
-            remaining[-len(widths) :],
-        )
-        for width, sample_norms, softmax_terms in zip(widths, norms_of_widths, terms_of_widths, strict=True):
+        buffers = remaining[-2 * len(widths) :]
+        for i, width in enumerate(widths):
+            sample_norms, softmax_terms = buffers[i], buffers[len(widths) + i]
             sets = []
             for samples in width.shape.samples:
                 count = len(width.shape.features) if samples else 0

@@ -34,7 +34,7 @@ def block_size(samples: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class BucketShape:
-    """Shape of a bucket. Equal buckets share one instance, compared by identity, so it is a cheap cache key."""
+    """Shape of a bucket. Equal shapes share one instance, compared by identity: a cheap cache key."""
 
     features: tuple[int, ...]  # positions in the call
     vectors: tuple[int, ...]  # of each feature
