@@ -176,10 +176,10 @@ def drift_coefficients(
     """Return C with V_i = Σ_j C_ij (y_j − x_i): −W⁻ in the first ``negatives`` columns, W⁺ in the others
     (Algorithm 2).
 
-    ``weight`` ``[..., 1, T]`` multiplies the affinities after normalization. With ``weighted_softmax`` it also
-    multiplies the terms of sums over y, so that weight 2 equals two copies. ``floor`` bounds the affinities
-    from below (1e-3 in the released code). The second result is ``Affinity.log_factor``, which V contains
-    twice, because it is quadratic in A.
+    ``weight`` ``[..., 1, T]`` multiplies the affinities after normalization. With ``weighted_softmax`` it
+    also multiplies the terms of sums over y, so that weight 2 equals two copies. ``floor`` bounds the
+    affinities from below (1e-3 in the released code). The second result is ``Affinity.log_factor``, which V
+    contains twice, because it is quadratic in A.
     """
     log_weight = weight.log() if weight is not None and weighted_softmax else None
     normalized = normalization(logits, log_weight)

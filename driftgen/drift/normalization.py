@@ -77,7 +77,8 @@ def sinkhorn(
     """Sinkhorn normalization, A = exp(log k − f_i − g_j) with row sums 1 and column sums N / T.
 
     The two softmaxes alternate in log space, at most ``steps`` times. Each problem stops as soon as its
-    column sums agree to the relative ``tolerance``, so that a result does not depend on the rest of the batch.
+    column sums agree to the relative ``tolerance``, so that a result does not depend on the other
+    problems of the batch.
     """
     log_column_sum: float | Tensor = math.log(logits.shape[-2] / logits.shape[-1])
     if log_weight is not None:
@@ -99,7 +100,7 @@ NORMALIZATIONS: dict[str, Normalization] = {"both": both, "y": over_y, "none": n
 
 
 def get_normalization(normalization: str | Normalization) -> Normalization:
-    """Return the normalization of that name. A function is returned unchanged; it may return A as a tensor."""
+    """Return the normalization of that name. A function is returned unchanged (it may return a tensor A)."""
     if isinstance(normalization, str) and normalization in NORMALIZATIONS:
         return NORMALIZATIONS[normalization]
     if not callable(normalization):
