@@ -118,14 +118,14 @@ class EagerEngine:
         sums = self.vectors.new_zeros(len(self.vectors), 3)
         distance_sums, pair_sums, groups = sums.unbind(1)
         for work in self.work:
-            found = self._distances(work)
-            per_sample = found.distance.sum(-2)
+            current = self._distances(work)
+            per_sample = current.distance.sum(-2)
             if weight is not None:
                 per_sample *= weight[work.chunk.g0 : work.chunk.g1, None]
             distance_sums.index_add_(0, work.feature, per_sample.sum(-1).to(self.exact).sum(0))
             if work.keep:
-                distances[work] = found
-            del found
+                distances[work] = current
+            del current
         pairs = self.groups * self.t if weight is None else weight.to(self.exact).sum()
         pair_sums.copy_(self.n * self.vectors * pairs)
         groups.fill_(self.groups)
@@ -143,15 +143,15 @@ class EagerEngine:
         r = len(self.settings.temperatures)
         sums = self.vectors.new_zeros(len(self.vectors), r, r)
         for work in self.work:
-            found = self._drifts(work, buffers.units, buffers.distances)
-            product = _products(self._squarable(found.values)).to(self.exact)
-            if found.log_factor is not None:
-                log_factor = found.log_factor.to(self.exact)
+            current = self._drifts(work, buffers.units, buffers.distances)
+            product = _products(self._squarable(current.values)).to(self.exact)
+            if current.log_factor is not None:
+                log_factor = current.log_factor.to(self.exact)
                 product *= (log_factor[..., :, None] + log_factor[..., None, :]).exp()
             sums.index_add_(0, work.feature, product.sum(0))
             if work.keep:
-                drifts[work] = found
-            del found
+                drifts[work] = current
+            del current
         self.call.all_reduce(sums)
         count = scale.groups * self.n * self.vectors * self.widths
         norms = drift_norms(self.settings, sums, count, self.call.statistics)
@@ -181,15 +181,15 @@ class EagerEngine:
         return Combined(terms.loss.float(), per_group, gradient)
 
     def _cut(self) -> Iterator[_Work]:
-        kept = 0.0
+        kept_share = 0.0
         for position, bucket in enumerate(self.call.buckets):
             peak, lasting = self._elements_per_problem(bucket.width)
             limit = self.settings.chunk or max(1, CHUNK_ELEMENTS.get(self.device.type, 2**26) // peak)
             feature = bucket.feature_of_vector(self.device)
             for chunk in bucket.chunks(limit):
                 # Results kept between passes may take as much memory as one chunk at its peak.
-                kept += chunk.problems * lasting / (limit * peak)
-                yield _Work(position, chunk, feature[chunk.v0 : chunk.v1], keep=kept <= 1.0)
+                kept_share += chunk.problems * lasting / (limit * peak)
+                yield _Work(position, chunk, feature[chunk.v0 : chunk.v1], keep=kept_share <= 1.0)
 
     def _elements_per_problem(self, width: int) -> tuple[int, int]:
         """float32 elements of one problem: at the peak of a pass, and between passes."""

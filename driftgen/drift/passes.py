@@ -34,7 +34,7 @@ def select_engine(call: LossCall) -> tuple[Engine, str | None]:
 
     The second result is the reason if the device has kernels, but the call is not supported.
     """
-    if not has_kernels(call.buckets[0].device):
-        return EagerEngine(call), None
     reason = unsupported_reason(call.settings, call.buckets)
-    return (FusedEngine(call), None) if reason is None else (EagerEngine(call), reason)
+    if reason is None:
+        return FusedEngine(call), None
+    return EagerEngine(call), reason if has_kernels(call.buckets[0].device) else None

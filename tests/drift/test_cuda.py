@@ -169,7 +169,7 @@ def test_a_captured_loss(weighted):
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = call()
+        replayed = call()
     for seed in range(2):
         torch.manual_seed(seed)
         with torch.no_grad():
@@ -179,5 +179,5 @@ def test_a_captured_loss(weighted):
         scratch = [torch.full((2**20,), 7, device="cuda") for _ in range(4)]  # overwrite freed memory
         graph.replay()
         del scratch
-        for got, want in zip(found, call(), strict=True):
+        for got, want in zip(replayed, call(), strict=True):
             assert torch.equal(got, want)

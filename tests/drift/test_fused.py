@@ -35,15 +35,15 @@ ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 2e-3, torch.float16: 1e-3}
 @pytest.fixture
 def launches(monkeypatch):
     """Record the launches of the passes."""
-    found, real = [], Launch.__call__
+    launched, real = [], Launch.__call__
 
     def call(self, *tensors):
         if self.kernel in PASSES:
-            found.append(self.kernel)
+            launched.append(self.kernel)
         real(self, *tensors)
 
     monkeypatch.setattr(Launch, "__call__", call)
-    return found
+    return launched
 
 
 def samples(kind, sizes, width, groups=2, dtype=torch.float32, seed=0):
@@ -93,7 +93,7 @@ def compare(gen, pos, neg, exact, weights=None, **options):
         named = {k: torch.tensor(w, dtype=torch.float32) for k, w in named.items()}
     out, gradient = run(loss, gen, pos, neg, **named)
     empty = torch.zeros(groups, 0, gen.shape[2])
-    per_group, scale, drift, wanted = exact(
+    per_group, scale, drift, expected = exact(
         gen.double(), pos.double(), (empty if neg is None else neg).double(), loss.temperatures, wg, wn, wp
     )
     assert error(out.scale, scale) < ALLOWED[dtype]
@@ -101,8 +101,8 @@ def compare(gen, pos, neg, exact, weights=None, **options):
     assert error(out.per_group, per_group) < ALLOWED[dtype]
     assert error(out.loss, np.mean(per_group)) < ALLOWED[dtype]
     # Rounding a few gradients to 16 bits alone may exceed the allowed error.
-    rounded = (torch.tensor(wanted) * LIFT / groups).to(dtype).double() / LIFT
-    assert error(gradient * groups, wanted) < max(ALLOWED[dtype], 1.2 * error(rounded * groups, wanted))
+    rounded = (torch.tensor(expected) * LIFT / groups).to(dtype).double() / LIFT
+    assert error(gradient * groups, expected) < max(ALLOWED[dtype], 1.2 * error(rounded * groups, expected))
     return out, gradient
 
 
@@ -188,11 +188,11 @@ def test_goldens(key, launches):
     out.per_group.sum().backward()
     assert len(launches) == 3
     host = (None if t is None else t.detach().cpu() for t in (gen, pos, neg))
-    wanted = exact(twin.release_loss, *host, temperatures, wn)
-    for found, best in zip((out.per_group, out.scale, out.drift), wanted, strict=False):
-        assert deviation(found.detach().float().cpu().numpy(), best) < 1e-5
+    expected = exact(twin.release_loss, *host, temperatures, wn)
+    for got, best in zip((out.per_group, out.scale, out.drift), expected, strict=False):
+        assert deviation(got.detach().float().cpu().numpy(), best) < 1e-5
     rounded = 2**-8 if gen.dtype == torch.bfloat16 else 1e-5
-    assert deviation(gen.grad.float().cpu().numpy(), wanted[-1]) < rounded
+    assert deviation(gen.grad.float().cpu().numpy(), expected[-1]) < rounded
 
 
 @pytest.mark.parametrize("kernel", ["laplace", "gaussian", "inverse_multiquadric"])
@@ -242,15 +242,15 @@ def features(seed, n, dtype, requires=False):
 def test_many_features_agree_with_the_eager_engine(options, launches, monkeypatch):
     pos, neg = features(1, 5, torch.float32), features(2, 3, torch.float32)
     weight = torch.tensor([0.0, 2.5])
-    found = []
+    got = []
     for places in ({"cuda", "cpu"}, set()):
         monkeypatch.setattr(dispatch, "DEVICES", places)
         gen = features(0, 7, torch.float32, requires=True)
         out = dg.DriftingLoss(**options)(gen, pos, neg, negative_weight=weight)
         (out.loss + 0.3 * out.per_group[1]).backward()
-        found.append((out, gen))
+        got.append((out, gen))
         assert len(launches) == 6  # two widths, three passes; none in PyTorch
-    (out, gen), (other, exact) = found
+    (out, gen), (other, exact) = got
     assert error(out.loss, other.loss) < 1e-5
     assert error(out.per_group, other.per_group) < 1e-5
     for name in exact:
@@ -261,16 +261,16 @@ def test_many_features_agree_with_the_eager_engine(options, launches, monkeypatc
 
 def test_given_statistics(monkeypatch):
     pos = features(1, 5, torch.float32)
-    loss, found = dg.DriftingLoss(), []
+    loss, got = dg.DriftingLoss(), []
     for places in ({"cuda", "cpu"}, set()):
         monkeypatch.setattr(dispatch, "DEVICES", places)
         gen = features(0, 7, torch.float32, requires=True)
         scale, drift = torch.full((3,), 3.0, device=DEVICE), torch.full((3, 3), 0.2, device=DEVICE)
         out = loss(gen, pos, statistics=Statistics(scale, drift, 8))
         out.loss.backward()
-        found.append((out.loss, gen["a"].grad))
-    assert error(found[0][0], found[1][0]) < 1e-5
-    assert error(found[0][1], found[1][1]) < 1e-4
+        got.append((out.loss, gen["a"].grad))
+    assert error(got[0][0], got[1][0]) < 1e-5
+    assert error(got[0][1], got[1][1]) < 1e-4
 
 
 def test_two_runs_are_the_same_to_the_bit_and_nothing_is_left_unwritten(monkeypatch):
@@ -309,14 +309,14 @@ def test_strided_and_unaligned_samples():
     expected, gradient = run(dg.DriftingLoss(), gen, pos, neg)
     strided = torch.cat([pos, pos], dim=2)[:, :, :12]
     odd = torch.cat([neg.flatten()[:1], neg.flatten()])[1:].view(neg.shape)
-    found, other = run(dg.DriftingLoss(), gen.transpose(1, 2).contiguous().transpose(1, 2), strided, odd)
-    assert torch.equal(found.loss, expected.loss)
+    got, other = run(dg.DriftingLoss(), gen.transpose(1, 2).contiguous().transpose(1, 2), strided, odd)
+    assert torch.equal(got.loss, expected.loss)
     assert torch.equal(gradient, other)
     together = torch.cat([pos, neg], dim=1)
     parts = together[:, :5], together[:, 5:]
     assert all(engine._aligned(part[:, :, None]).data_ptr() == part.data_ptr() for part in parts)
-    found, other = run(dg.DriftingLoss(), gen, *parts)
-    assert torch.equal(found.loss, expected.loss)
+    got, other = run(dg.DriftingLoss(), gen, *parts)
+    assert torch.equal(got.loss, expected.loss)
     assert torch.equal(gradient, other)
 
 
@@ -383,8 +383,8 @@ def test_support(change, reason):
     gen, neg, pos = (
         {"": torch.zeros(1, n, 1, 8, dtype=t, device=DEVICE)} for n, t in zip(sizes, types, strict=True)
     )
-    found = unsupported_reason(dg.DriftingLoss(**change).settings, buckets_by_width(gen, pos, neg))
-    assert found is None if reason is None else reason in found
+    got = unsupported_reason(dg.DriftingLoss(**change).settings, buckets_by_width(gen, pos, neg))
+    assert got is None if reason is None else reason in got
 
 
 @pytest.mark.parametrize(("vectors", "supported"), [(2**22 - 1, True), (2**22, False)])

@@ -258,9 +258,9 @@ def test_samples_without_weight_may_be_the_nearest():
 def test_autocast_changes_nothing():
     gen, pos, neg, _ = golden_inputs("c00")
     gen.requires_grad_()
-    found = []
+    results_by_mode = []
     for enabled in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             out = dg.DriftingLoss()(gen, pos, neg)
-        found.append([out.loss, out.per_group, *torch.autograd.grad(out.loss, gen)])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        results_by_mode.append([out.loss, out.per_group, *torch.autograd.grad(out.loss, gen)])
+    assert all(torch.equal(a, b) for a, b in zip(*results_by_mode, strict=True))

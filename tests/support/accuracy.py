@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 
-def error(found, exact):
+def error(got, exact):
     """Relative error in the Euclidean norm."""
-    found, exact = (np.asarray(torch.as_tensor(t).detach().double().cpu()) for t in (found, exact))
-    assert found.shape == exact.shape
-    return np.linalg.norm(found - exact) / np.linalg.norm(exact)
+    got, exact = (np.asarray(torch.as_tensor(t).detach().double().cpu()) for t in (got, exact))
+    assert got.shape == exact.shape
+    return np.linalg.norm(got - exact) / np.linalg.norm(exact)
