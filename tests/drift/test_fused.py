@@ -438,17 +438,17 @@ def test_engines_all_reduce_the_same_sums(monkeypatch):
     """With a process group, statistics are summed and finished in two launches, with a collective between."""
     reduced = []
     monkeypatch.setattr(LossCall, "all_reduce", lambda call, sums: reduced.append(sums.clone()))
-    pos, weight = features(1, 5, torch.float32), torch.tensor([0.5, 2.0])
+    sets = [{"narrow": torch.randn(2, n, 1, 4), "wide": torch.randn(2, n, 1, 6)} for n in (4, 3)]
+    gen, pos = ({name: tensor.to(DEVICE) for name, tensor in features.items()} for features in sets)
+    weight, leaves = torch.tensor([0.5, 2.0]), [tensor.requires_grad_() for tensor in gen.values()]
 
     def run_engine(process_group):
-        gen = features(0, 7, torch.float32, requires=True)
-        out = dg.DriftingLoss(process_group=process_group)(gen, pos, positive_weight=weight)
-        (out.loss + 0.3 * out.per_group[1]).backward()
+        out = dg.DriftingLoss((0.1, 0.5), process_group=process_group)(gen, pos, positive_weight=weight)
         values = out.loss, out.per_group, *out.scale.values(), *out.drift.values()
-        return [*values, *(t.grad for t in gen.values())]
+        return [*values, *torch.autograd.grad(out.loss + 0.3 * out.per_group[1], leaves)]
 
     alone, shared = run_engine(None), run_engine(object())
-    assert [list(sums.shape) for sums in reduced] == [[3, 3], [3, 3, 3]]
+    assert [list(sums.shape) for sums in reduced] == [[2, 3], [2, 2, 2]]
     monkeypatch.setattr(dispatch, "DEVICES", set())
     eager = run_engine(object())
     for left, right in ((shared, alone), (shared, eager), (reduced[:2], reduced[2:])):
