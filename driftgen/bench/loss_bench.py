@@ -14,7 +14,7 @@ from driftgen.bench.clock import Timing, free, timed
 from driftgen.bench.memory import count_bytes
 from driftgen.bench.record import Row, least_time
 from driftgen.drift.batching import as_features, buckets_by_width
-from driftgen.drift.fused import supports_fused
+from driftgen.drift.fused import unsupported_reason
 from driftgen.drift.loss import DriftingLoss
 from driftgen.errors import InputError
 from driftgen.ops.cuda_graphs import capture
@@ -126,7 +126,8 @@ def measure_loss(case: Case, dtype: torch.dtype, device: torch.device, repeats: 
     if case.negatives == 0:
         sets.pop()
     loss = DriftingLoss(TEMPERATURES)
-    kernels = supports_fused(loss.settings, buckets_by_width(*as_features(*sets, *[None] * (3 - len(sets)))))
+    buckets = buckets_by_width(*as_features(*sets, *[None] * (3 - len(sets))))
+    kernels = unsupported_reason(loss.settings, buckets) is None
 
     def run(value_of: Callable[..., Tensor]) -> Timing | None:
         def step() -> None:

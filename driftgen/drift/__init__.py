@@ -1,1 +1,1 @@
-"""The drifting field and the drifting loss (section 3 of the paper): functions of tensors, no networks."""
+"""The drifting field and the drifting loss (section 3 of the paper): functions on tensors, no networks."""

@@ -1,8 +1,8 @@
-"""The independent problems of one loss call: every (group, vector) pair of every feature, batched by width
-and cut into chunks.
+"""Batches of problems: all features of one width side by side, cut into chunks.
 
-A feature set maps names to ``[G, n, V, D]`` tensors. Features of one width D are laid side by side along V,
-so that a pass over them costs the same few kernel launches whether they are one feature or eighty.
+A problem is one (group, vector) pair of one feature. A feature set maps names to ``[G, n, V, D]`` tensors.
+Features of one width D are concatenated along V, so that the number of kernel launches does not depend on the
+number of features.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Bucket:
-    """All features of one width. ``features`` are their positions in the call; vectors count through all of
-    them.
+    """All features of one width. ``features`` are their positions in the call. Vectors are numbered across
+    all of them.
     """
 
     features: list[int]
@@ -51,8 +51,8 @@ class Bucket:
         return self.generated[0].device
 
     @property
-    def exact(self) -> torch.dtype:
-        """Sums over a whole batch keep their digits in float64, where the device has it."""
+    def exact_dtype(self) -> torch.dtype:
+        """Dtype of sums over a whole batch: float64 if the device supports it."""
         return torch.float32 if self.device.type == "mps" else torch.float64
 
     @property
@@ -61,8 +61,8 @@ class Bucket:
         return [self.generated, *([self.negatives] if self.negatives is not None else []), self.positives]
 
     @property
-    def samples_in_all(self) -> int:
-        """T, how many y there are."""
+    def total_samples(self) -> int:
+        """T, the number of samples y."""
         return sum(tensors[0].shape[1] for tensors in self.sets)
 
     @property
@@ -79,16 +79,16 @@ class Bucket:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """``[G, N, all vectors, D]``, the generated features side by side."""
+        """``[G, N, all vectors, D]``, the shape of the concatenated generated features."""
         return (self.groups, self.generated[0].shape[1], sum(self.vectors), self.width)
 
     def feature_of_vector(self, device: torch.device) -> Tensor:
-        """The position in the call of the feature that each vector belongs to."""
+        """Position in the call of each vector's feature, ``[all vectors]``."""
         index = [f for f, v in zip(self.features, self.vectors, strict=True) for _ in range(v)]
         return torch.tensor(index).to(device, non_blocking=True)
 
     def chunks(self, limit: int) -> Iterator[Chunk]:
-        """Cuts into chunks of at most ``limit`` problems (at least one)."""
+        """Yield chunks of at most ``limit`` problems (at least one)."""
         vectors = sum(self.vectors)
         g_step = max(1, min(self.groups, limit))
         v_step = max(1, min(vectors, limit // g_step))
@@ -98,12 +98,12 @@ class Bucket:
 
     def samples(self, chunk: Chunk) -> Tensor:
         """y = [generated, negatives, positives] of the chunk, ``[g, v, T, D]``, at least float32."""
-        y = torch.cat([_take(s, chunk).transpose(1, 2) for s in self.sets], dim=2)
+        y = torch.cat([_slice(s, chunk).transpose(1, 2) for s in self.sets], dim=2)
         return y.to(torch.promote_types(y.dtype, torch.float32))
 
 
-def _take(tensors: Sequence[Tensor], chunk: Chunk) -> Tensor:
-    """``[g, n, v, D]`` of the chunk: one concatenation, and only the slices that cut something."""
+def _slice(tensors: Sequence[Tensor], chunk: Chunk) -> Tensor:
+    """Concatenate the chunk's part of all features, ``[g, n, v, D]``, without slicing whole tensors."""
     parts, start = [], 0
     for tensor in tensors:
         a, b = max(chunk.v0 - start, 0), min(chunk.v1 - start, tensor.shape[2])
@@ -117,8 +117,8 @@ def _take(tensors: Sequence[Tensor], chunk: Chunk) -> Tensor:
 def buckets_by_width(
     generated: dict[str, Tensor], positives: dict[str, Tensor], negatives: dict[str, Tensor] | None
 ) -> list[Bucket]:
-    """One bucket for each width, narrowest first. Names must have been put in the same order in all
-    processes.
+    """Return one bucket for each width, narrowest first. All processes must pass the features in the same
+    order.
     """
     by_width: dict[int, Bucket] = {}
     for position, name in enumerate(generated):
@@ -135,8 +135,9 @@ def buckets_by_width(
 def as_features(
     generated: Samples, positives: Samples, negatives: Samples | None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor] | None]:
-    """The sample sets as feature sets of ``[G, n, V, D]`` tensors with sorted names, checked against each
-    other.
+    """Return the sample sets as feature sets of ``[G, n, V, D]`` tensors with sorted names.
+
+    Raises ``InputError`` unless features, shapes and devices agree.
     """
     given = {"generated": generated, "positives": positives}
     if negatives is not None:
@@ -147,10 +148,12 @@ def as_features(
     groups, device = len(first), first.device
     for argument, features in sets.items():
         if isinstance(given[argument], Tensor) != isinstance(generated, Tensor):
-            raise InputError(f"{argument} must be of the same kind as generated: tensors, or feature sets")
+            raise InputError(
+                f"{argument} must have the same type as generated: both tensors, or both dicts of tensors"
+            )
         if features.keys() != reference.keys():
             names = ", ".join(sorted(features.keys() ^ reference.keys())[:5])
-            raise InputError(f"{argument} and generated do not hold the same features: {names}")
+            raise InputError(f"{argument} and generated do not have the same features: {names}")
         samples = next(iter(features.values())).shape[1]
         for name, tensor in features.items():
             expected = (groups, samples, *reference[name].shape[2:])
@@ -163,9 +166,11 @@ def as_features(
 def _mismatch(where: str, tensor: Tensor, expected: Sequence[int], device: torch.device) -> InputError:
     if tensor.device != device:
         return InputError(f"{where} is on {tensor.device}, but generated is on {device}")
-    counted = "groups", "samples", "vectors a sample", "numbers a vector (the width)"
-    found = zip(counted, tensor.shape, expected, strict=True)
-    what, got, want = next(each for each in found if each[1] != each[2])
+    dimensions = zip(
+        ("groups", "samples", "vectors per sample", "elements per vector (the width)"),
+        tensor.shape, expected, strict=True,
+    )  # fmt: skip
+    what, got, want = next(each for each in dimensions if each[1] != each[2])
     return InputError(f"{where} has {got} {what}, expected {want} as in the other sets")
 
 
@@ -182,15 +187,15 @@ def _as_feature_set(argument: str, samples: Samples) -> dict[str, Tensor]:
             f"{argument} must be a tensor or a non-empty dict of tensors, got {type(samples).__name__}"
         )
     for name, tensor in samples.items():
-        right = isinstance(name, str) and isinstance(tensor, Tensor) and tensor.is_floating_point()
-        if not right or tensor.ndim != 4 or tensor.numel() == 0:
-            raise _no_feature(f"{argument}[{name!r}]" if name else argument, name, tensor)
+        valid = isinstance(name, str) and isinstance(tensor, Tensor) and tensor.is_floating_point()
+        if not valid or tensor.ndim != 4 or tensor.numel() == 0:
+            raise _invalid_feature(f"{argument}[{name!r}]" if name else argument, name, tensor)
     return dict(sorted(samples.items())) if len(samples) > 1 else dict(samples)
 
 
-def _no_feature(where: str, name: Any, tensor: Any) -> InputError:
+def _invalid_feature(where: str, name: Any, tensor: Any) -> InputError:
     if not isinstance(name, str):
-        return InputError(f"{where}: names of features must be strings")
+        return InputError(f"{where}: feature names must be strings")
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         return InputError(f"{where} must be a floating-point tensor")
     if tensor.ndim != 4:

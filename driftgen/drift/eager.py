@@ -1,4 +1,4 @@
-"""The passes in plain PyTorch, chunk by chunk: for every device, type, kernel and normalisation."""
+"""The passes in plain PyTorch, chunk by chunk: for every device, dtype, kernel and normalization."""
 
 from __future__ import annotations
 
@@ -6,179 +6,231 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from driftgen.drift.batching import Bucket, Chunk
 from driftgen.drift.field import displacement, drift_coefficients, medoid, pairwise_distance
-from driftgen.drift.interfaces import Finished, Settings
+from driftgen.drift.interfaces import Combined, DriftPass, LossCall, ScalePass
 from driftgen.drift.kernels import farthest
 from driftgen.drift.normalization import MASKED
+from driftgen.drift.statistics import (
+    LossTerms,
+    Norms,
+    Units,
+    drift_norms,
+    loss_terms,
+    mean_distance,
+    scale_units,
+)
 
 __all__ = ["EagerEngine"]
 
-# float32 numbers that one chunk may take when the caller sets no bound: 256 MiB, or 2 GiB where launches are
-# dear.
-CHUNK_NUMBERS = {"cpu": 2**26, "cuda": 2**29}
+# Size of a chunk in float32 elements if the caller sets no bound: 256 MiB, or 2 GiB on a GPU, where launches
+# are expensive.
+CHUNK_ELEMENTS = {"cpu": 2**26, "cuda": 2**29}
 
 
-@dataclass
-class _Drift:
-    """The normalised drift of a bucket in a form that gradients can be read from: dL/dφ = ``values ·
-    factor``.
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """One chunk of one bucket. Compared by identity, so it can be a dict key."""
 
-    ``values``, ``[G, N, vectors, D]``, are of order 1 and in the type of the features; ``factor``,
-    ``[vectors]``, holds powers of two, so that 16-bit gradients are rounded once and do not vanish before a
-    loss scaler can lift them.
-    """
+    bucket: int  # position of the bucket
+    chunk: Chunk
+    feature: Tensor  # position of each vector's feature
+    keep: bool  # keep intermediate results between passes
+
+
+class _Distances(NamedTuple):
+    """y ``[g, v, T, D]``, and the distances from its first N samples to all of it, ``[g, v, N, T]``."""
+
+    samples: Tensor
+    distance: Tensor
+
+
+class _Drifts(NamedTuple):
+    """V_τ in units of S, ``[g, v, R, N, D]``, times exp(``log_factor``), ``[g, v, R]``, if there is one."""
 
     values: Tensor
-    mantissa: Tensor
-    factor: Tensor
-    features: list[tuple[int, torch.dtype]]  # vectors and type of each
+    log_factor: Tensor | None
 
-    def gradients(self, upstream: Tensor) -> list[Tensor]:
-        """The gradient to each generated feature, times ``upstream`` of all groups or of each."""
-        gradient = self.values * (upstream.reshape(-1, 1) * self.factor)[:, None, :, None]
-        parts = gradient.to(self.values.dtype).split([vectors for vectors, _ in self.features], dim=2)
+
+class _ScaleBuffers(NamedTuple):
+    units: Units  # float32
+    coordinate_unit: Tensor  # the same in float64
+    distances: dict[_Work, _Distances]
+
+
+class _DriftBuffers(NamedTuple):
+    norms: Norms
+    drifts: dict[_Work, _Drifts]
+
+
+@dataclass(frozen=True)
+class _BucketGradient:
+    """Gradient of one bucket, dL/dφ = ``drift · factor``.
+
+    ``drift``, ``[G, N, vectors, D]``, is of order 1 and has the dtype of the features. ``factor``,
+    ``[vectors]``, holds powers of two. 16-bit gradients are therefore rounded once, and they do not underflow
+    before a loss scaler can raise them.
+    """
+
+    drift: Tensor
+    factor: Tensor
+    features: list[tuple[int, torch.dtype]]  # vectors and dtype of each
+
+    def compute(self, upstream: Tensor) -> list[Tensor]:
+        """Return the gradient of each feature times ``upstream``, a scalar or ``[G]``."""
+        gradient = self.drift * (upstream.reshape(-1, 1) * self.factor)[:, None, :, None]
+        parts = gradient.to(self.drift.dtype).split([vectors for vectors, _ in self.features], dim=2)
         return [part.to(dtype) for part, (_, dtype) in zip(parts, self.features, strict=True)]
 
 
-@dataclass
-class _Work:
-    """One chunk of one bucket, and what is kept of it from pass to pass."""
+@dataclass(frozen=True)
+class _EagerGradient:
+    buckets: list[_BucketGradient]
 
-    bucket: int  # its position
-    chunk: Chunk
-    feature: Tensor  # position of each vector's feature
-    keep: bool
-    distance: tuple[Tensor, Tensor] | None = None
-    drifts: tuple[Tensor, Tensor | None] | None = None
-
-
-@dataclass
-class _Drifts:
-    buckets: list[_Drift]
-
-    def read(self, upstream: Tensor, saved: Sequence[Tensor]) -> list[Tensor]:
-        return [gradient for drift in self.buckets for gradient in drift.gradients(upstream)]
+    def compute(self, upstream: Tensor, saved: Sequence[Tensor]) -> list[Tensor]:
+        return [gradient for bucket in self.buckets for gradient in bucket.compute(upstream)]
 
 
 class EagerEngine:
-    """Keeps what fits between passes, and computes the rest anew in each; see ``DriftingLoss.chunk``.
-
-    ``weight`` is ``[G, T]`` over y = [generated, negatives, positives], or None; ``gradient`` says whether
-    it is wanted.
+    """Keeps intermediate results between passes while they fit the memory bound of ``DriftingLoss.chunk``,
+    and recomputes the others in each pass.
     """
 
-    def __init__(
-        self, settings: Settings, buckets: list[Bucket], weight: Tensor | None, gradient: bool
-    ) -> None:
-        self.settings, self.buckets, self.weight, self.gradient = settings, buckets, weight, gradient
-        first = buckets[0]
-        self.device, self.exact = first.device, first.exact
+    def __init__(self, call: LossCall) -> None:
+        self.call, self.settings = call, call.settings
+        first = call.buckets[0]
+        self.device, self.exact = first.device, first.exact_dtype
         self.groups, self.n = first.generated[0].shape[:2]
-        self.t, self.negatives = first.samples_in_all, first.samples_in_all - first.positives[0].shape[1]
-        self.features = sum(len(bucket.features) for bucket in buckets)
+        self.t, self.negatives = first.total_samples, first.total_samples - first.positives[0].shape[1]
+        shapes = {f: (v, b.width) for b in call.buckets for f, v in zip(b.features, b.vectors, strict=True)}
+        table = torch.tensor([shapes[f] for f in range(len(shapes))], dtype=self.exact)
+        self.vectors, self.widths = table.to(self.device, non_blocking=True).unbind(1)
         self.work = list(self._cut())
 
+    def measure_scale(self) -> ScalePass:
+        """Measure E_x E_y ‖φ(x) − φ(y)‖ of each feature, weighted over y."""
+        weight, distances = self.call.weight, {}
+        sums = self.vectors.new_zeros(len(self.vectors), 3)
+        distance_sums, pair_sums, groups = sums.unbind(1)
+        for work in self.work:
+            current = self._distances(work)
+            per_sample = current.distance.sum(-2)
+            if weight is not None:
+                per_sample *= weight[work.chunk.g0 : work.chunk.g1, None]
+            distance_sums.index_add_(0, work.feature, per_sample.sum(-1).to(self.exact).sum(0))
+            if work.keep:
+                distances[work] = current
+            del current
+        pairs = self.groups * self.t if weight is None else weight.to(self.exact).sum()
+        pair_sums.copy_(self.n * self.vectors * pairs)
+        groups.fill_(self.groups)
+        self.call.all_reduce(sums)
+        scale, given = mean_distance(sums), self.call.statistics
+        units = scale_units(self.settings, scale, self.widths, given)
+        all_groups = groups[0] if given is None else given.groups
+        units32 = Units(units.distance.float(), units.coordinate.float())
+        return ScalePass(scale.float(), all_groups, _ScaleBuffers(units32, units.coordinate, distances))
+
+    def measure_drift(self, scale: ScalePass) -> DriftPass:
+        """Measure E[⟨V_τ, V_τ'⟩ / D] of each feature and pair of temperatures."""
+        buffers: _ScaleBuffers = scale.buffers
+        drifts: dict[_Work, _Drifts] = {}
+        r = len(self.settings.temperatures)
+        sums = self.vectors.new_zeros(len(self.vectors), r, r)
+        for work in self.work:
+            current = self._drifts(work, buffers.units, buffers.distances)
+            product = _products(self._squarable(current.values)).to(self.exact)
+            if current.log_factor is not None:
+                log_factor = current.log_factor.to(self.exact)
+                product *= (log_factor[..., :, None] + log_factor[..., None, :]).exp()
+            sums.index_add_(0, work.feature, product.sum(0))
+            if work.keep:
+                drifts[work] = current
+            del current
+        self.call.all_reduce(sums)
+        count = scale.groups * self.n * self.vectors * self.widths
+        norms = drift_norms(self.settings, sums, count, self.call.statistics)
+        return DriftPass(norms.drift.float(), _DriftBuffers(norms, drifts))
+
+    def combine(self, scale: ScalePass, drift: DriftPass) -> Combined:
+        """Compute Ṽ = Σ_τ V_τ / λ_τ: the loss, ‖Ṽ‖² of each group, and the gradient."""
+        units, unit, _ = scale.buffers
+        buffers: _DriftBuffers = drift.buffers
+        terms = loss_terms(
+            self.settings, buffers.norms, unit, self.n, self.vectors, self.widths, scale.groups
+        )
+        per_group = self.vectors.new_zeros(self.groups)
+        gradients = []
+        if self.call.needs_gradient:
+            gradients = [self._empty_gradient(bucket, terms) for bucket in self.call.buckets]
+        for work in self.work:
+            combined = self._combined(work, units, buffers)
+            c = work.chunk
+            squares = self._squarable(combined).square().sum((-2, -1)).to(self.exact)
+            per_group[c.g0 : c.g1] += squares @ terms.share[work.feature]
+            if gradients:
+                target, mantissa = gradients[work.bucket]
+                combined *= mantissa[c.v0 : c.v1, None, None]
+                target.drift[c.g0 : c.g1, :, c.v0 : c.v1] = combined.transpose(1, 2)
+        gradient = _EagerGradient([target for target, _ in gradients]) if gradients else None
+        return Combined(terms.loss.float(), per_group, gradient)
+
     def _cut(self) -> Iterator[_Work]:
-        kept = 0.0
-        for position, bucket in enumerate(self.buckets):
-            needed, lasting = self._numbers_per_problem(bucket.width)
-            limit = self.settings.chunk or max(1, CHUNK_NUMBERS.get(self.device.type, 2**26) // needed)
+        kept_share = 0.0
+        for position, bucket in enumerate(self.call.buckets):
+            peak, lasting = self._elements_per_problem(bucket.width)
+            limit = self.settings.chunk or max(1, CHUNK_ELEMENTS.get(self.device.type, 2**26) // peak)
             feature = bucket.feature_of_vector(self.device)
             for chunk in bucket.chunks(limit):
-                # What is kept from pass to pass may take as much again as one chunk in work.
-                kept += chunk.problems * lasting / (limit * needed)
-                yield _Work(position, chunk, feature[chunk.v0 : chunk.v1], keep=kept <= 1.0)
+                # Results kept between passes may take as much memory as one chunk at its peak.
+                kept_share += chunk.problems * lasting / (limit * peak)
+                yield _Work(position, chunk, feature[chunk.v0 : chunk.v1], keep=kept_share <= 1.0)
 
-    def _numbers_per_problem(self, width: int) -> tuple[int, int]:
-        """Most float32 numbers that one problem needs in work, and between passes (see
-        ``DriftingLoss.chunk``).
-        """
+    def _elements_per_problem(self, width: int) -> tuple[int, int]:
+        """float32 elements of one problem: at the peak of a pass, and between passes."""
         n, t, r = self.n, self.t, len(self.settings.temperatures)
-        needed = (r + 5) * n * t + (r + 3) * n * width + 5 * t * width
-        return needed, max(n * t + t * width, r * n * width)
+        peak = (r + 5) * n * t + (r + 3) * n * width + 5 * t * width
+        return peak, max(n * t + t * width, r * n * width)
 
-    def sum_distances(self) -> Tensor:
-        sums = torch.zeros(self.features, dtype=self.exact, device=self.device)
-        for work in self.work:
-            distance = self._distance(work)[1].sum(-2)
-            if self.weight is not None:
-                distance *= self.weight[work.chunk.g0 : work.chunk.g1, None]
-            sums.index_add_(0, work.feature, distance.sum(-1).to(self.exact).sum(0))
-        return sums
-
-    def sum_products(self, kernel_unit: Tensor, unit: Tensor) -> Tensor:
-        self.kernel_unit, self.unit = kernel_unit.float(), unit.float()
-        r = len(self.settings.temperatures)
-        products = torch.zeros(self.features, r, r, dtype=self.exact, device=self.device)
-        for work in self.work:
-            drifts, log_factor = self._drifts(work)
-            product = _products(self._squarable(drifts)).to(self.exact)
-            if log_factor is not None:
-                log_factor = log_factor.to(self.exact)
-                product *= (log_factor[..., :, None] + log_factor[..., None, :]).exp()
-            products.index_add_(0, work.feature, product.sum(0))
-        return products
-
-    def finish(self, inverse_norm: Tensor, share: Tensor, factor: Tensor, size: Tensor) -> Finished:
-        per_group = torch.zeros(self.groups, dtype=self.exact, device=self.device)
-        kept = [self._empty_drift(bucket, factor, size) for bucket in self.buckets] if self.gradient else []
-        for work in self.work:
-            drift = self._combined(work, inverse_norm)
-            c = work.chunk
-            squares = self._squarable(drift).square().sum((-2, -1)).to(self.exact)
-            per_group[c.g0 : c.g1] += squares @ share[work.feature]
-            if self.gradient:
-                target = kept[work.bucket]
-                drift *= target.mantissa[c.v0 : c.v1, None, None]
-                target.values[c.g0 : c.g1, :, c.v0 : c.v1] = drift.transpose(1, 2)
-        return Finished(per_group, _Drifts(kept) if self.gradient else None)
-
-    def _empty_drift(self, bucket: Bucket, factor: Tensor, size: Tensor) -> _Drift:
+    def _empty_gradient(self, bucket: Bucket, terms: LossTerms) -> tuple[_BucketGradient, Tensor]:
+        """The gradient of a bucket with ``drift`` unwritten, and the factor ``[vectors]`` from Ṽ to it."""
         dtype = functools.reduce(torch.promote_types, {t.dtype for t in bucket.generated})
         feature = bucket.feature_of_vector(self.device)
-        size = size[feature]
-        mantissa, exponent = torch.frexp(factor[feature] * size)
-        exponent = exponent.clamp(max=100)  # the gradient to denormal features would leave float32
-        values = torch.empty(bucket.shape, dtype=dtype, device=self.device)
+        size = terms.drift_size[feature]
+        mantissa, exponent = torch.frexp(terms.gradient_factor[feature] * size)
+        exponent = exponent.clamp(max=100)  # gradients of denormal features would overflow float32
+        drift = torch.empty(bucket.shape, dtype=dtype, device=self.device)
         power = torch.ldexp(torch.ones_like(size), exponent)
         features = [(t.shape[2], t.dtype) for t in bucket.generated]
-        return _Drift(values, (mantissa / size).float(), power.float(), features)
+        return _BucketGradient(drift, power.float(), features), (mantissa / size).float()
 
-    def _distance(self, work: _Work) -> tuple[Tensor, Tensor]:
-        """y, ``[g, v, T, D]``, and the distances from its first N to all of it, ``[g, v, N, T]``."""
-        if work.distance is not None:
-            return work.distance
-        y = self.buckets[work.bucket].samples(work.chunk)
+    def _distances(self, work: _Work) -> _Distances:
+        y = self.call.buckets[work.bucket].samples(work.chunk)
         distance = pairwise_distance(y[:, :, : self.n], y)
-        if self.settings.guards.least_distance > 0:
-            distance.clamp_(min=self.settings.guards.least_distance)
-        if work.keep:
-            work.distance = y, distance
-        return y, distance
+        if self.settings.guards.min_distance > 0:
+            distance.clamp_(min=self.settings.guards.min_distance)
+        return _Distances(y, distance)
 
-    def _drifts(self, work: _Work) -> tuple[Tensor, Tensor | None]:
-        """V_τ in units of S, ``[g, v, R, N, D]``, and the logarithm of a factor ``[g, v, R]`` kept apart, if
-        any.
-        """
+    def _drifts(self, work: _Work, units: Units, kept: dict[_Work, _Distances]) -> _Drifts:
+        """V_τ of a chunk. Takes its distances out of ``kept`` and overwrites them, or recomputes them."""
         s = self.settings
-        if work.drifts is not None:
-            return work.drifts
-        y, distance = self._distance(work)
-        work.distance = None
-        centre = medoid(distance, y[:, :, : self.n])
-        y = (y - centre).float().div_(self.unit[work.feature, None, None])
+        y, distance = kept.pop(work) if work in kept else self._distances(work)
+        center = medoid(distance, y[:, :, : self.n])
+        y = (y - center).float().div_(units.coordinate[work.feature, None, None])
         x = y[:, :, : self.n]
-        distance = distance.div_(self.kernel_unit[work.feature, None, None])
+        distance = distance.div_(units.distance[work.feature, None, None])
         distance.clamp_(max=farthest(min(s.temperatures)))
         masked = math.isinf(s.guards.self_distance)
         if not masked:
             distance.diagonal(dim1=-2, dim2=-1).add_(s.guards.self_distance)
-        weight = None if self.weight is None else self.weight[work.chunk.g0 : work.chunk.g1, None, None]
+        weight = self.call.weight
+        if weight is not None:
+            weight = weight[work.chunk.g0 : work.chunk.g1, None, None]
         coefficients = distance.new_empty(*distance.shape[:2], len(s.temperatures), *distance.shape[2:])
         log_factors = []
         for r, temperature in enumerate(s.temperatures):
@@ -190,34 +242,34 @@ class EagerEngine:
                 self.negatives,
                 s.normalization,
                 weight=weight,
-                weigh_kernel=s.weigh_kernel,
-                floor=s.guards.least_affinity,
+                weighted_softmax=s.weighted_softmax,
+                floor=s.guards.min_affinity,
                 attraction=s.attraction,
                 repulsion=s.repulsion,
             )
             if log_factor is not None:
                 log_factors.append(2 * log_factor[..., 0, 0])
         del logits, distance
-        drifts = displacement(coefficients, x, y)
-        result = drifts, torch.stack(log_factors, dim=-1) if log_factors else None
-        if work.keep:
-            work.drifts = result
-        return result
+        values = displacement(coefficients, x, y)
+        return _Drifts(values, torch.stack(log_factors, dim=-1) if log_factors else None)
 
-    def _combined(self, work: _Work, inverse_norm: Tensor) -> Tensor:
-        drifts, log_factor = self._drifts(work)
-        work.drifts = None
-        factor = inverse_norm[work.feature]
+    def _combined(self, work: _Work, units: Units, buffers: _DriftBuffers) -> Tensor:
+        """Ṽ of a chunk, ``[g, v, N, D]``. Takes its drifts out of ``buffers``, or recomputes them."""
+        if work in buffers.drifts:
+            values, log_factor = buffers.drifts.pop(work)
+        else:
+            values, log_factor = self._drifts(work, units, {})
+        factor = buffers.norms.inverse[work.feature]
         if log_factor is not None:
             factor = factor * log_factor.to(self.exact).exp()
         factor = factor.float()[..., None, None]
-        drift = drifts[:, :, 0] * factor[..., 0, :, :]
-        for r in range(1, drifts.shape[2]):
-            drift.addcmul_(drifts[:, :, r], factor[..., r, :, :])
-        return drift
+        combined = values[:, :, 0] * factor[..., 0, :, :]
+        for r in range(1, values.shape[2]):
+            combined.addcmul_(values[:, :, r], factor[..., r, :, :])
+        return combined
 
     def _squarable(self, drift: Tensor) -> Tensor:
-        # In units of S drifts are of order 1; in the data's own units their squares may leave float32.
+        # In units of S, drifts are of order 1. In the units of the data, their squares may overflow float32.
         return drift if self.settings.normalize_features else drift.to(self.exact)
 
 
@@ -226,7 +278,7 @@ def _products(drifts: Tensor) -> Tensor:
     if drifts.device.type != "cpu":
         flat = drifts.flatten(3)
         return flat @ flat.mT
-    # On a CPU a batched product of so few rows is one slow call per problem.
+    # A batched matmul with so few rows is one slow call per problem on a CPU.
     r = drifts.shape[2]
     products = drifts.new_empty(*drifts.shape[:2], r, r)
     for i in range(r):

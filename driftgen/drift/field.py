@@ -1,7 +1,7 @@
 """The drifting field V: pure functions on tensors, no modules, no state.
 
-All of it runs in float32 without gradient. Only differences between samples are taken in the type that came
-in (when it is wider), so that a common offset costs no digits.
+Everything is computed in float32 without gradient. Differences between samples are taken in the dtype of the
+input if it is wider, so that a common offset costs no digits.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def drift_field(
     negative_weight: Tensor | None = None,
     self_mask: bool | None = None,
 ) -> Tensor:
-    """The drifting field V at every x (Algorithm 2; Eq. "VZZ").
+    """Compute the drifting field V at every x (Algorithm 2; Eq. "VZZ").
 
     V_i = attraction · Σ_j W⁺_ij (y⁺_j − x_i) − repulsion · Σ_j W⁻_ij (y⁻_j − x_i), with W⁺ = A⁺ ΣA⁻ and W⁻ =
-    A⁻ ΣA⁺ from the normalised affinities A. With both factors 1 the x_i cancel and V = W⁺y⁺ − W⁻y⁻, the
-    paper's line; other factors give its destructive study (1.5V⁺ − V⁻, V⁺ alone, ...).
+    A⁻ ΣA⁺ from the normalized affinities A. With both factors 1 the x_i cancel and V = W⁺y⁺ − W⁻y⁻, as in
+    Algorithm 2. Other factors give the paper's ablation of anti-symmetry (1.5V⁺ − V⁻, V⁺ alone, ...).
 
     Args:
-        x: samples to move, ``[..., N, D]``. All shapes share (or broadcast) their leading dimensions.
+        x: samples to move, ``[..., N, D]``. The leading dimensions of all sets must broadcast.
         positives: samples that attract, ``[..., P, D]``.
         negatives: samples that repel, ``[..., M, D]``; None means x itself, each sample ignoring itself.
         temperature: τ of the kernel, in units of the data.
@@ -49,11 +49,11 @@ def drift_field(
         normalization: ``"both"`` (the paper's), ``"y"``, ``"none"``, ``"sinkhorn"``, or a function.
         attraction: factor of V⁺.
         repulsion: factor of V⁻.
-        positive_weight: ``[P]`` or ``[..., P]``; multiplies affinities after normalisation, as the released
-            code does.
-        negative_weight: likewise ``[M]`` or ``[..., M]``.
-        self_mask: whether the first N negatives are x itself, to be ignored pairwise. By default they are
-            when ``negatives`` is None or is ``x``.
+        positive_weight: ``[P]`` or ``[..., P]``; multiplies affinities after normalization, as in the
+            released code.
+        negative_weight: ``[M]`` or ``[..., M]``, likewise.
+        self_mask: True if the first N negatives are x itself: each sample then ignores itself. By default
+            True if ``negatives`` is None or is ``x``.
 
     Returns:
         V, float32, shaped like x after broadcasting. No gradient flows.
@@ -68,10 +68,10 @@ def drift_field(
     _check_agreement(x, positives, negatives)
     if self_mask and negatives.shape[-2] < x.shape[-2]:
         raise InputError(
-            f"self_mask=True says that the first {x.shape[-2]} negatives are x itself, "
-            f"but there are only {negatives.shape[-2]}: pass negatives=None, or x followed by further samples"
+            f"self_mask=True needs x as the first {x.shape[-2]} negatives, "
+            f"but there are {negatives.shape[-2]}: pass negatives=None, or x followed by further samples"
         )
-    log_kernel, normalise = get_kernel(kernel), get_normalization(normalization)
+    log_kernel, normalize = get_kernel(kernel), get_normalization(normalization)
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         x, y = _side_by_side(x, negatives, positives)
         weight = _join_weights(y, negatives.shape[-2], negative_weight, positive_weight)
@@ -82,13 +82,13 @@ def drift_field(
         coefficients, log_factor = drift_coefficients(
             logits,
             negatives.shape[-2],
-            normalise,
+            normalize,
             weight=weight,
             attraction=attraction,
             repulsion=repulsion,
         )
-        centre = medoid(distance, x)
-        drift = displacement(coefficients, (x - centre).float(), (y - centre).float())
+        center = medoid(distance, x)
+        drift = displacement(coefficients, (x - center).float(), (y - center).float())
         return drift if log_factor is None else drift * (2 * log_factor).exp()
 
 
@@ -100,27 +100,27 @@ def mmd_field(
     temperature: float,
     kernel: str = "gaussian",
 ) -> Tensor:
-    """The field that a squared-MMD loss induces (appendix "The Drifting Field of MMD"), for comparison.
+    """Compute the field that a squared-MMD loss induces (appendix "The Drifting Field of MMD").
 
-    V(x) = E⁺[∂ξ(x, y⁺)/∂x] − E⁻[∂ξ(x, y⁻)/∂x] = −½ ∂L/∂x, with L(x) = 2 E⁻[ξ(x, y⁻)] − 2 E⁺[ξ(x, y⁺)]
-    and ξ is ``"gaussian"``, exp(−‖x − y‖² / 2τ²), or ``"laplace"``, exp(−‖x − y‖ / τ). For the batch loss
-    mean ξ(x, x') − 2 mean ξ(x, y) + const this is −N/2 times its gradient. ``negatives=None`` means x itself:
-    the mean runs over all N, and a sample exerts no force on itself.
+    V(x) = E⁺[∂ξ(x, y⁺)/∂x] − E⁻[∂ξ(x, y⁻)/∂x] = −½ ∂L/∂x, with L(x) = 2 E⁻[ξ(x, y⁻)] − 2 E⁺[ξ(x, y⁺)].
+    ξ is ``"gaussian"``, exp(−‖x − y‖² / 2τ²), or ``"laplace"``, exp(−‖x − y‖ / τ). For the batch loss
+    mean ξ(x, x') − 2 mean ξ(x, y) + const this is −N/2 times the gradient. ``negatives=None`` means x itself:
+    the mean runs over all N samples, and a sample exerts no force on itself.
     """
     check_temperature("temperature", temperature)
     x, positives = check_samples("x", x), check_samples("positives", positives)
     negatives = x if negatives is None else check_samples("negatives", negatives)
     _check_agreement(x, positives, negatives)
     if kernel not in ("gaussian", "laplace"):
-        raise InputError(f"kernel={kernel!r} has no MMD field here: choose from gaussian, laplace")
+        raise InputError(f"kernel={kernel!r} has no MMD field: use 'gaussian' or 'laplace'")
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         x, y = _side_by_side(x, negatives, positives)
         distance = pairwise_distance(x, y)
         m, p = negatives.shape[-2], positives.shape[-2]
         share = torch.cat([x.new_full((m,), -1 / m), x.new_full((p,), 1 / p)]).float()
         weight = get_kernel(kernel)(distance.clamp(max=farthest(temperature)), temperature).exp() * share
-        # ∂ξ/∂x = ξ (y − x)/(u τ), u = τ (Gaussian) or ‖y − x‖ (Laplace, with no force at its kink). From
-        # differences, a few x at a time: for close points 1/‖y − x‖ would amplify what cancels elsewhere.
+        # ∂ξ/∂x = ξ (y − x)/(u τ), u = τ (Gaussian) or ‖y − x‖ (Laplace, with no force at its kink). Uses
+        # differences, a few x at a time: for close points 1/‖y − x‖ would amplify cancellation errors.
         unit = (
             torch.where(distance > 0, distance, 1.0)
             if kernel == "laplace"
@@ -135,28 +135,28 @@ def mmd_field(
 
 
 def pairwise_distance(x: Tensor, y: Tensor) -> Tensor:
-    """‖x_i − y_j‖ in float32, ``[..., N, D]`` and ``[..., T, D]`` to ``[..., N, T]``.
+    """Pairwise distances ‖x_i − y_j‖ in float32, ``[..., N, D]`` and ``[..., T, D]`` to ``[..., N, T]``.
 
-    Never from |x|² + |y|² − 2xy in float32, which cancels when the mean is large against the spread. A CPU
-    takes differences, a power of two apart so that squares neither vanish (denormals) nor overflow. An NVIDIA
-    GPU, on which differences take twenty times as long, uses that formula in float64, relative to a point in
-    their midst: identical points still give 0, and one far outlier does no harm.
+    |x|² + |y|² − 2xy in float32 would cancel if the mean is large relative to the spread. On a CPU, distances
+    come from differences, scaled by a power of two so that squares neither underflow nor overflow. On an
+    NVIDIA GPU, where differences take twenty times as long, they come from that formula in float64, relative
+    to a median of samples: identical points have distance 0, and an outlier does not affect the others.
     """
     if x.device.type == "cuda":
-        origin = _typical(y).double()
+        origin = _median_of_three(y).double()
         x, y = x - origin, y - origin
         square_x, square_y = (torch.linalg.vector_norm(t, dim=-1).square() for t in (x, y))
         squares = (x @ y.mT).mul_(-2).add_(square_x[..., :, None]).add_(square_y[..., None, :])
         return squares.clamp_(min=0).sqrt_().float()
-    size = torch.maximum(_largest(x), _largest(y))
+    size = torch.maximum(_max_abs(x), _max_abs(y))
     unit = torch.ldexp(torch.ones_like(size), torch.frexp(size).exponent.clamp(-126, 126))
     distance = torch.cdist(x / unit, y / unit, compute_mode="donot_use_mm_for_euclid_dist")
     return (distance * unit).float()
 
 
 def medoid(distance: Tensor, x: Tensor) -> Tensor:
-    """The x with the smallest summed distance to all y, ``[..., 1, D]``: an origin that no outlier can pull
-    away.
+    """Return the x with the smallest summed distance to all y, ``[..., 1, D]``: an origin that is robust to
+    outliers.
     """
     index = distance.sum(dim=-1).argmin(dim=-1)[..., None, None]
     return x.gather(-2, index.expand(*index.shape[:-1], x.shape[-1]))
@@ -168,22 +168,22 @@ def drift_coefficients(
     normalization: Normalization,
     *,
     weight: Tensor | None = None,
-    weigh_kernel: bool = False,
+    weighted_softmax: bool = False,
     floor: float = 0.0,
     attraction: float = 1.0,
     repulsion: float = 1.0,
 ) -> tuple[Tensor, Tensor | None]:
-    """C with V_i = Σ_j C_ij (y_j − x_i): −W⁻ in the first ``negatives`` columns, W⁺ in the others (Algorithm
-    2).
+    """Return C with V_i = Σ_j C_ij (y_j − x_i): −W⁻ in the first ``negatives`` columns, W⁺ in the others
+    (Algorithm 2).
 
-    ``weight`` ``[..., 1, T]`` multiplies the affinities after normalisation; ``weigh_kernel`` lets the sums
-    over y see it too, so that weight 2 equals two copies. ``floor`` bounds the affinities from below (the
-    released code's 1e-3). The second result is the logarithm of the factor that the normalisation kept apart
-    (twice, V being quadratic in A).
+    ``weight`` ``[..., 1, T]`` multiplies the affinities after normalization. With ``weighted_softmax`` it
+    also multiplies the terms of sums over y, so that weight 2 equals two copies. ``floor`` bounds the
+    affinities from below (1e-3 in the released code). The second result is ``Affinity.log_factor``, which V
+    contains twice, because it is quadratic in A.
     """
-    log_weight = weight.log() if weight is not None and weigh_kernel else None
-    normalised = normalization(logits, log_weight)
-    affinity, log_factor = normalised if isinstance(normalised, Affinity) else (normalised, None)
+    log_weight = weight.log() if weight is not None and weighted_softmax else None
+    normalized = normalization(logits, log_weight)
+    affinity, log_factor = normalized if isinstance(normalized, Affinity) else (normalized, None)
     if floor > 0:
         affinity = affinity.clamp(min=floor)
     if weight is not None:
@@ -196,9 +196,9 @@ def drift_coefficients(
 
 
 def displacement(coefficients: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Σ_j C_ij (y_j − x_i), for C of shape ``[..., N, T]``, or ``[..., R, N, T]`` to give R fields at once.
+    """Return Σ_j C_ij (y_j − x_i) for C of shape ``[..., N, T]``, or ``[..., R, N, T]`` for R fields at once.
 
-    Give x and y relative to a point in their midst: the two sums cancel.
+    The two sums cancel: pass x and y relative to a point close to them.
     """
     if coefficients.ndim == y.ndim:
         moved = coefficients @ y
@@ -209,19 +209,19 @@ def displacement(coefficients: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def check_temperature(argument: str, temperature: float) -> None:
-    """Raises unless the temperature is a positive number that float32 can work with."""
+    """Raise ``InputError`` unless the temperature is positive and within the range of float32."""
     if not isinstance(temperature, Real) or not 1e-30 <= temperature <= 1e30:
         raise InputError(f"{argument}={temperature!r} must be a positive number (from 1e-30 to 1e30)")
 
 
 def check_factor(argument: str, factor: float) -> None:
-    """Raises unless the factor is a finite number."""
+    """Raise ``InputError`` unless the factor is a finite number."""
     if not isinstance(factor, Real) or not math.isfinite(factor):
         raise InputError(f"{argument}={factor!r} must be a finite number")
 
 
 def check_samples(argument: str, samples: Tensor) -> Tensor:
-    """The samples, at least float32, after checks of type, shape and (where it costs nothing) finiteness."""
+    """Return the samples in at least float32. Checks type, shape and, on a CPU, finiteness."""
     if not isinstance(samples, Tensor):
         raise InputError(f"{argument} must be a torch.Tensor, got {type(samples).__name__}")
     if not samples.is_floating_point():
@@ -230,9 +230,9 @@ def check_samples(argument: str, samples: Tensor) -> Tensor:
         raise InputError(
             f"{argument} must have shape [..., n, D] with at least one sample, got {list(samples.shape)}"
         )
-    # On a GPU the look would stall the queue; there a NaN simply shows in the result.
+    # Reading the values would synchronize a GPU. There, a NaN shows in the result.
     if samples.device.type == "cpu" and not samples.isfinite().all():
-        raise InputError(f"{argument} holds NaN or infinite values: remove or repair those samples")
+        raise InputError(f"{argument} contains NaN or infinite values: remove or fix those samples")
     return samples.detach().to(torch.promote_types(samples.dtype, torch.float32))
 
 
@@ -245,12 +245,14 @@ def _check_agreement(x: Tensor, positives: Tensor, negatives: Tensor) -> None:
 
 
 def _side_by_side(x: Tensor, negatives: Tensor, positives: Tensor) -> tuple[Tensor, Tensor]:
-    """x and y = [negatives, positives], of one type and with the same leading dimensions."""
+    """Return x and y = [negatives, positives] with one dtype and the same leading dimensions."""
     try:
         lead = torch.broadcast_shapes(x.shape[:-2], negatives.shape[:-2], positives.shape[:-2])
     except RuntimeError:
         shapes = [list(t.shape) for t in (x, positives, negatives)]
-        raise InputError(f"the leading dimensions of x, positives and negatives differ: {shapes}") from None
+        raise InputError(
+            f"the leading dimensions of x, positives and negatives do not broadcast: {shapes}"
+        ) from None
     y = torch.cat([t.expand(*lead, *t.shape[-2:]) for t in (negatives, positives)], dim=-2)
     dtype = torch.promote_types(x.dtype, y.dtype)
     return x.expand(*lead, *x.shape[-2:]).to(dtype), y.to(dtype)
@@ -274,26 +276,26 @@ def _join_weights(
         except RuntimeError:
             raise InputError(
                 f"{argument} has shape {list(weight.shape)}, expected {list(part.shape)}, "
-                f"or [{part.shape[-1]}] for all alike"
+                f"or [{part.shape[-1]}] for all problems"
             ) from None
     return joined[..., None, :]
 
 
 def check_weight(argument: str, weight: Tensor) -> None:
-    """Raises unless the weights are a tensor of finite numbers that are not negative."""
+    """Raise ``InputError`` unless the weights are a tensor of numbers from 0 to 1e8 (checked on a CPU)."""
     if not isinstance(weight, Tensor):
         raise InputError(f"{argument} must be a torch.Tensor, got {type(weight).__name__}")
     if weight.is_complex() or weight.dtype == torch.bool:
         raise InputError(f"{argument} must hold numbers, got {weight.dtype}")
     if weight.device.type == "cpu" and not ((weight >= 0) & (weight <= 1e8)).all():
-        raise InputError(f"{argument} must be finite and not negative (at most 1e8)")
+        raise InputError(f"{argument} must be between 0 and 1e8")
 
 
-def _typical(y: Tensor) -> Tensor:
-    """The median of three of the samples, coordinate by coordinate: one outlier cannot move it."""
+def _median_of_three(y: Tensor) -> Tensor:
+    """Coordinate-wise median of three samples. One outlier cannot move it."""
     a, b, c = (y[..., i : i + 1, :] for i in (0, y.shape[-2] // 2, y.shape[-2] - 1))
     return torch.maximum(torch.minimum(a, b), torch.minimum(torch.maximum(a, b), c))
 
 
-def _largest(samples: Tensor) -> Tensor:
+def _max_abs(samples: Tensor) -> Tensor:
     return samples.abs().amax(dim=(-2, -1), keepdim=True)

@@ -1,5 +1,5 @@
-"""α, the strength of guidance: how it is drawn, and the weight of unconditional negatives that it means
-(appendix "Classifier-Free Guidance")."""
+"""Guidance strength α: its distribution, and the weight of unconditional negatives (appendix
+"Classifier-Free Guidance")."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def sample_alpha(
     no_guidance: float = 0.0,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """``[n]`` draws of α: 1 with probability ``no_guidance``, else from p(α) ∝ α^-power on [low, high]."""
+    """Draw α ``[n]``: 1 with probability ``no_guidance``, else from p(α) ∝ α^-power on [low, high]."""
     device = generator.device if generator is not None else None
     uniform, chance = torch.rand(2, n, generator=generator, device=device)
     return alpha_at(uniform, chance, low, high, power, no_guidance)
@@ -35,14 +35,14 @@ def alpha_at(
     power: float = 3.0,
     no_guidance: float = 0.0,
 ) -> Tensor:
-    """α where its distribution function is ``uniform``, or 1 where ``chance`` lies below ``no_guidance``.
+    """Return the α whose distribution function is ``uniform``, or 1 where ``chance`` < ``no_guidance``.
 
     With e = 1 − power: α = (low^e + u (high^e − low^e))^(1/e), and low (high / low)^u for e = 0.
     """
     if not 1 <= low <= high < math.inf:
-        raise InputError(f"low={low} and high={high} must be 1 or more, low not above high")
+        raise InputError(f"low={low} and high={high} must satisfy 1 <= low <= high")
     if not 0 <= no_guidance <= 1:
-        raise InputError(f"no_guidance={no_guidance} must lie between 0 and 1")
+        raise InputError(f"no_guidance={no_guidance} must be between 0 and 1")
     exponent = 1.0 - power
     if abs(exponent) < 1e-6:
         alpha = low * (high / low) ** uniform
@@ -52,10 +52,10 @@ def alpha_at(
 
 
 def unconditional_weight(alpha: Tensor, generated: int, unconditional: int) -> Tensor:
-    """w = (α − 1) (N_neg − 1) / N_unc, the weight of each unconditional negative that makes
+    """Return the weight of each unconditional negative, w = (α − 1) (N_neg − 1) / N_unc.
 
-    α = ((N_neg − 1) + N_unc w) / (N_neg − 1).
+    It solves α = ((N_neg − 1) + N_unc w) / (N_neg − 1).
     """
     if generated < 1 or unconditional < 0:
-        raise InputError(f"generated={generated} and unconditional={unconditional} must not be negative")
+        raise InputError(f"generated={generated} and unconditional={unconditional} must be at least 1 and 0")
     return (alpha - 1) * (generated - 1) / max(1, unconditional)

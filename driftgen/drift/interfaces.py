@@ -1,25 +1,29 @@
-"""What a loss was told to do, and what the passes hand each other: plain values, no arithmetic."""
+"""Resolved loss options and the interfaces between passes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch.distributed as dist
 from torch import Tensor
 
+from driftgen.drift.batching import Bucket
 from driftgen.drift.kernels import Kernel
 from driftgen.drift.normalization import Normalization
 
 __all__ = [
     "PAPER_GUARDS",
     "RELEASE_GUARDS",
+    "Combined",
+    "DriftPass",
     "Engine",
-    "Finished",
     "Gradient",
     "Guards",
+    "LossCall",
+    "ScalePass",
     "Settings",
     "Statistics",
 ]
@@ -27,13 +31,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Guards:
-    """The small constants that keep divisions and softmaxes in bounds."""
+    """Small constants that keep divisions and softmaxes within bounds; 0 means no bound."""
 
-    self_distance: float  # added to the normalised distance of a sample to itself
-    least_affinity: float
-    least_distance: float
-    least_scale: float  # of the mean distance, and of the unit of the coordinates
-    least_drift: float  # of the mean squared drift
+    self_distance: float  # added to the normalized distance of a sample to itself
+    min_affinity: float
+    min_distance: float
+    min_scale: float  # lower bound of the mean distance and of the coordinate unit
+    min_drift: float  # lower bound of the mean squared drift
 
 
 PAPER_GUARDS = Guards(math.inf, 0.0, 0.0, 0.0, 0.0)
@@ -42,9 +46,7 @@ RELEASE_GUARDS = Guards(100.0, 1e-3, 1e-4, 1e-3, 1e-8)
 
 @dataclass(frozen=True, eq=False)
 class Settings:
-    """What a loss was told to do, names resolved. Each loss has its own: equal only to itself, it is quickly
-    found by.
-    """
+    """Options of a loss with all names resolved. Compared by identity, so it can be a cache key."""
 
     temperatures: tuple[float, ...]
     kernel: Kernel
@@ -54,59 +56,102 @@ class Settings:
     normalize_features: bool
     normalize_drift: bool
     guards: Guards
-    weigh_kernel: bool  # weights count copies (paper), or multiply affinities only (release)
-    sum_vectors: bool  # one loss per vector, all summed (paper), or their mean per feature (release)
+    weighted_softmax: bool  # weights count copies in softmax sums (paper), or only scale affinities (release)
+    sum_vectors: bool  # sum the loss over the vectors of a feature (paper), or average it (release)
     process_group: dist.ProcessGroup | None
     chunk: int | None
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """What the parts of one batch share: the scale ``[features]``, E[‖V_τ‖² / D] ``[features, R]``, and the
-    number of groups of the whole batch.
-    """
+    """Statistics of a whole batch: scale ``[F]``, E[‖V_τ‖² / D] ``[F, R]``, and its number of groups."""
 
     scale: Tensor
     drift: Tensor
     groups: int
 
 
-class Gradient(Protocol):
-    """The gradient of the mean over all groups to the generated features, in the order of the buckets."""
+@dataclass(frozen=True, eq=False)
+class LossCall:
+    """Inputs of one loss call.
 
-    def read(self, upstream: Tensor, saved: Sequence[Tensor]) -> list[Tensor]:
-        """It times ``upstream``, one number for all groups or for each; ``saved`` as :class:`Finished` gave
-        them.
+    ``weight`` is ``[G, T]`` over y = [generated, negatives, positives]. ``statistics`` replace the measured
+    statistics of the batch.
+    """
+
+    settings: Settings
+    buckets: Sequence[Bucket]
+    weight: Tensor | None
+    statistics: Statistics | None
+    needs_gradient: bool
+
+    @property
+    def is_shared(self) -> bool:
+        """Return True if the processes of the group all-reduce their sums."""
+        return self.settings.process_group is not None and self.statistics is None
+
+    def all_reduce(self, sums: Tensor) -> None:
+        """Add up ``sums`` over the processes that share the batch, in place."""
+        if self.is_shared:
+            dist.all_reduce(sums, group=self.settings.process_group)
+
+
+class ScalePass(NamedTuple):
+    """Result of the first pass: E_x E_y ‖φ(x) − φ(y)‖, ``[F]``, and the number of groups of the batch.
+
+    ``buffers`` belong to the engine.
+    """
+
+    scale: Tensor
+    groups: Tensor | int
+    buffers: Any
+
+
+class DriftPass(NamedTuple):
+    """Result of the second pass: E[‖V_τ‖² / D], ``[F, R]``. ``buffers`` belong to the engine."""
+
+    drift: Tensor
+    buffers: Any
+
+
+class Gradient(Protocol):
+    """Gradient of the mean over all groups with respect to the generated features."""
+
+    def compute(self, upstream: Tensor, saved: Sequence[Tensor]) -> list[Tensor]:
+        """Return the gradients times ``upstream``, a scalar or ``[G]``, in the order of the buckets.
+
+        ``saved`` are the tensors of :class:`Combined`.
         """
         ...
 
 
-class Finished(NamedTuple):
-    """What the last pass gives: the loss of each group, and where its gradient comes from, if it is wanted.
+class Combined(NamedTuple):
+    """Result of the third pass: the loss of the whole batch, the loss of each group, and the gradient.
 
-    ``saved`` are the tensors that are needed for it, so that they can be let go as soon as it has been read.
+    ``saved`` are the tensors that the gradient needs. Autograd frees them after the backward pass.
     """
 
+    loss: Tensor
     per_group: Tensor
     gradient: Gradient | None = None
     saved: Sequence[Tensor] = ()
 
 
 class Engine(Protocol):
-    """The arithmetic of the passes over all problems of one process. ``[F]`` is by feature."""
+    """The three passes over all problems of one process. An engine keeps no state between calls.
 
-    def sum_distances(self) -> Tensor:
-        """Σ w ‖x − y‖ of each feature, ``[F]``."""
+    Engines agree on the two tensors that they all-reduce: ``[F, 3]`` with Σ w ‖x − y‖, Σ w and the number of
+    groups of each feature, and ``[F, R, R]`` with Σ ⟨V_τ, V_τ'⟩ in units of S².
+    """
+
+    def measure_scale(self) -> ScalePass:
+        """Measure the mean distances of all features. First collective."""
         ...
 
-    def sum_products(self, kernel_unit: Tensor, unit: Tensor) -> Tensor:
-        """Σ ⟨V_τ, V_τ'⟩ of each feature, ``[F, R, R]``, with distances in units of ``kernel_unit`` and
-        drifts in units of ``unit``, both ``[F]``.
-        """
+    def measure_drift(self, scale: ScalePass) -> DriftPass:
+        """Measure the drift norms, given the scale. Second collective. Consumes ``scale.buffers``."""
         ...
 
-    def finish(self, inverse_norm: Tensor, share: Tensor, factor: Tensor, size: Tensor) -> Finished:
-        """Ṽ = Σ_τ V_τ / λ_τ, given 1/λ ``[F, R]``: Σ share · ‖Ṽ‖² of each group, and the gradient factor · Ṽ
-        if the engine was made for it. ``size`` is the typical size of Ṽ, a power of two; all ``[F]``.
-        """
+    def combine(self, scale: ScalePass, drift: DriftPass) -> Combined:
+        """Combine the drifts of all temperatures. Consumes ``drift.buffers``."""
         ...

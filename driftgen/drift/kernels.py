@@ -1,12 +1,13 @@
-"""Kernels k(x, y): what "near" means.
+"""Kernels k(x, y), the similarity of samples.
 
-Each kernel is a function of the distance ‖x − y‖ and the temperature τ and returns **log k**, because every
-normalisation works on logits. To add one, write such a function and pass it as ``kernel=``; give it a name
-here when it proves useful.
+Each kernel is a function of the distance ‖x − y‖ and the temperature τ. It returns **log k**, because all
+normalizations work on logits. To add a kernel, write such a function and pass it as ``kernel=``, or add it to
+``KERNELS`` to give it a name.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -21,17 +22,17 @@ Kernel = Callable[[Tensor, float], Tensor]
 
 
 def laplace(distance: Tensor, temperature: float) -> Tensor:
-    """The paper's kernel, log k = −‖x − y‖ / τ (Eq. "kernel")."""
+    """Laplace kernel of the paper, log k = −‖x − y‖ / τ (Eq. "kernel")."""
     return distance / -temperature
 
 
 def gaussian(distance: Tensor, temperature: float) -> Tensor:
-    """log k = −‖x − y‖² / (2τ²)."""
+    """Gaussian kernel, log k = −‖x − y‖² / (2τ²)."""
     return (distance / temperature).square().mul(-0.5)
 
 
 def inverse_multiquadric(distance: Tensor, temperature: float) -> Tensor:
-    """log k = −½ log(1 + ‖x − y‖² / τ²), the heavy-tailed k = 1 / √(1 + ‖x − y‖² / τ²)."""
+    """Heavy-tailed kernel k = 1 / √(1 + ‖x − y‖² / τ²), log k = −½ log(1 + ‖x − y‖² / τ²)."""
     return torch.log1p((distance / temperature).square()).mul(-0.5)
 
 
@@ -43,12 +44,12 @@ KERNELS: dict[str, Kernel] = {
 
 
 def farthest(temperature: float) -> float:
-    """A distance beyond which nothing counts: the square of its ratio to τ still lies within float32."""
+    """Return the distance to clamp to before a kernel. The square of its ratio to τ is within float32."""
     return min(1e18 * temperature, 1e38)
 
 
 def get_kernel(kernel: str | Kernel) -> Kernel:
-    """The kernel of that name, or a function of one's own, which may return −∞ where k vanishes."""
+    """Return the kernel of that name. A user's function is wrapped: it may return −∞ where k is 0."""
     if isinstance(kernel, str) and kernel in KERNELS:
         return KERNELS[kernel]
     if not callable(kernel):
@@ -56,4 +57,9 @@ def get_kernel(kernel: str | Kernel) -> Kernel:
     if kernel in KERNELS.values():
         return kernel
     lowest = torch.finfo(torch.float32).min
-    return lambda distance, temperature: kernel(distance, temperature).clamp(min=lowest)
+
+    @functools.wraps(kernel)
+    def finite(distance: Tensor, temperature: float) -> Tensor:
+        return kernel(distance, temperature).clamp(min=lowest)
+
+    return finite

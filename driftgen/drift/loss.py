@@ -1,8 +1,8 @@
-"""DriftingLoss: features × temperatures × normalisation × weights -> LossOutput (Algorithm 1, appendix
-"Feature and Drift Normalization")."""
+"""DriftingLoss and LossOutput (Algorithm 1, appendix "Feature and Drift Normalization")."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -15,29 +15,37 @@ from torch.autograd.function import once_differentiable
 
 from driftgen.drift.batching import Samples, as_features, buckets_by_width
 from driftgen.drift.field import check_factor, check_temperature, check_weight
-from driftgen.drift.interfaces import PAPER_GUARDS, RELEASE_GUARDS, Settings, Statistics
+from driftgen.drift.interfaces import (
+    PAPER_GUARDS,
+    RELEASE_GUARDS,
+    Combined,
+    LossCall,
+    Settings,
+    Statistics,
+)
 from driftgen.drift.kernels import Kernel, get_kernel, laplace
 from driftgen.drift.normalization import Normalization, both, get_normalization
-from driftgen.drift.passes import AnyPasses, start_passes
+from driftgen.drift.passes import run_passes, select_engine
 from driftgen.errors import InputError, NotFiniteError, unknown_name
+from driftgen.ops.dispatch import is_capturing
 
 __all__ = ["DriftingLoss", "LossOutput", "Statistics"]
 
 
 @dataclass(frozen=True)
 class LossOutput:
-    """What one call of :class:`DriftingLoss` found.
+    """Result of one call of :class:`DriftingLoss`.
 
-    With drift normalisation ``loss`` is nearly constant **by design**: a feature contributes at most R² for R
+    With drift normalization ``loss`` is nearly constant **by design**: a feature contributes at most R² for R
     temperatures, and usually almost that, whatever the state of the model. Watch ``drift``, which falls as
-    the generator nears equilibrium, and ``scale``, the spread of the features, instead.
+    the generator approaches equilibrium, and ``scale``, the spread of the features, instead.
 
     Attributes:
-        loss: scalar to call ``backward()`` on: sum over features of the mean squared normalised drift. With a
-            process group it is the value over all processes.
-        per_group: ``[G]``, the same for each group of this process (differentiable too).
-        drift: mean squared drift per coordinate before drift normalisation, ``[len(temperatures)]``, or a
-            dict of them; in units of S_j when features are normalised.
+        loss: scalar to call ``backward()`` on: sum over features of the mean squared normalized drift. With a
+            process group, the value over all processes.
+        per_group: ``[G]``, the loss of each group of this process, also differentiable.
+        drift: mean squared drift per coordinate before drift normalization, ``[len(temperatures)]``, or a
+            dict of them; in units of S_j if features are normalized.
         scale: mean distance between generated samples and all samples, scalar, or a dict of them.
     """
 
@@ -50,10 +58,13 @@ class LossOutput:
 class DriftingLoss(nn.Module):
     """The drifting loss L = Σ_j MSE(φ̃_j(x) − sg(φ̃_j(x) + Σ_τ Ṽ_{j,τ})) (Eq. "mse_loss_j").
 
-    φ̃_j = φ_j / S_j, with S_j √D the mean distance between generated and all samples, and Ṽ_{j,τ} = V_{j,τ} /
-    λ_{j,τ}, with λ² the mean of ‖V‖²/D; both means run over the whole feature: all groups, all vectors, all
-    processes. With ``normalize_features=False, normalize_drift=False`` and one temperature this is Algorithm
-    1, whose value is the mean squared norm of V (per coordinate: MSE averages over D).
+    φ̃_j = φ_j / S_j, where S_j √D is the mean distance between generated and all samples. Ṽ_{j,τ} = V_{j,τ} /
+    λ_{j,τ}, where λ² is the mean of ‖V‖²/D. Both means run over the whole feature: all groups, all vectors,
+    all processes. With ``normalize_features=False, normalize_drift=False`` and one temperature this is
+    Algorithm 1, whose value is the mean of ‖V‖²/D.
+
+    On a GPU, fused kernels compute the loss. If they do not support a call, it runs in plain PyTorch, and a
+    warning gives the reason once.
 
     Example::
 
@@ -63,7 +74,7 @@ class DriftingLoss(nn.Module):
         print(out.drift, out.scale)           # ... so watch these
 
     Args:
-        temperatures: τ of each field, relative to the mean distance when features are normalised.
+        temperatures: τ of each field, relative to the mean distance if features are normalized.
         kernel: see :func:`driftgen.drift_field`.
         normalization: see :func:`driftgen.drift_field`.
         attraction: factor of V⁺.
@@ -71,18 +82,18 @@ class DriftingLoss(nn.Module):
         normalize_features: divide features by S_j.
         normalize_drift: divide drifts by λ_j.
         convention: ``"release"`` for the arithmetic of the authors' code, ``"paper"`` for Algorithm 2 to the
-            letter. The release's constants (mask, floor, clips) belong to its own setting, a Laplace kernel
-            with both-axis normalisation of normalised features; elsewhere the paper's formulas stand in.
+            letter. The release's constants (mask, floor, clips) only apply to a Laplace kernel with both-axis
+            normalization of normalized features. All other settings use the paper's formulas.
             ``docs/paper-differences.md`` lists the differences.
-        process_group: processes that share a batch, each holding some groups of it. Statistics, ``loss`` and
-            gradients are those of the whole batch, at two collectives a call. Gradients then add up over
-            processes: multiply by the number of processes where something (such as DDP) averages them.
-        chunk: most problems (group × vector) worked on at a time; by default as many as fit 256 MiB (2 GiB on
-            a GPU). Beyond its inputs (float32 or narrower), its drift (the size of ``generated``) and small
-            statistics, a call never holds more than ``2 · chunk · ((R + 5)·N·T + (R + 3)·N·D + 5·T·D)``
-            float32 numbers, T being all samples that a generated one is compared with and R the number of
-            temperatures. Problems for which that leaves no room are computed anew in each of the three passes
-            instead of being kept.
+        process_group: processes that share a batch, each holding some of its groups. Statistics, ``loss`` and
+            gradients are those of the whole batch, at two collectives per call. Gradients must be summed over
+            processes: multiply the loss by the number of processes if they are averaged (DDP, FSDP).
+        chunk: maximum number of problems (group × vector) computed at a time in plain PyTorch; by default as
+            many as fit 256 MiB (2 GiB on a GPU). Beyond its inputs (float32 or narrower), the drift (the size
+            of ``generated``) and small statistics, a call allocates at most ``2 · chunk · ((R + 5)·N·T +
+            (R + 3)·N·D + 5·T·D)`` float32 elements, where T is the number of samples that each generated
+            sample is compared with, and R the number of temperatures. Intermediate results beyond that bound
+            are recomputed in each of the three passes.
     """
 
     def __init__(
@@ -102,25 +113,25 @@ class DriftingLoss(nn.Module):
         if isinstance(temperatures, Tensor):
             temperatures = temperatures.tolist()
         try:
-            several = tuple(temperatures) if isinstance(temperatures, Iterable) else (temperatures,)
+            taus = tuple(temperatures) if isinstance(temperatures, Iterable) else (temperatures,)
         except TypeError:
-            several = ()
-        if not several:
-            raise InputError("temperatures is empty: give at least one, such as (0.02, 0.05, 0.2)")
-        for temperature in several:
+            taus = ()
+        if not taus:
+            raise InputError("temperatures is empty: pass at least one, such as (0.02, 0.05, 0.2)")
+        for temperature in taus:
             check_temperature("temperatures", temperature)
         check_factor("attraction", attraction)
         check_factor("repulsion", repulsion)
         if convention not in ("release", "paper"):
             raise unknown_name("convention", convention, ("release", "paper"))
         if chunk is not None and not (isinstance(chunk, int) and chunk >= 1):
-            raise InputError(f"chunk={chunk!r} must be a whole number, at least 1")
+            raise InputError(f"chunk={chunk!r} must be a positive integer")
         released = convention == "release"
-        # The release computes nothing else, so its constants say nothing about anything else.
+        # The released code has no other kernel or normalization for its constants to apply to.
         same = get_kernel(kernel) is laplace and get_normalization(normalization) is both
         guarded = released and normalize_features and same
         self.settings = Settings(
-            temperatures=tuple(float(t) for t in several),
+            temperatures=tuple(float(t) for t in taus),
             kernel=get_kernel(kernel),
             normalization=get_normalization(normalization),
             attraction=attraction,
@@ -128,12 +139,13 @@ class DriftingLoss(nn.Module):
             normalize_features=normalize_features,
             normalize_drift=normalize_drift,
             guards=RELEASE_GUARDS if guarded else PAPER_GUARDS,
-            weigh_kernel=not released,
+            weighted_softmax=not released,
             sum_vectors=not released,
             process_group=process_group,
             chunk=chunk,
         )
         self.convention = convention
+        self._warned: set[str] = set()
 
     @property
     def temperatures(self) -> tuple[float, ...]:
@@ -154,19 +166,20 @@ class DriftingLoss(nn.Module):
         negative_weight: Tensor | None = None,
         statistics: Statistics | None = None,
     ) -> LossOutput:
-        """Compares the generated samples with the positives (attract), themselves and the negatives (repel).
+        """Compute the loss. Positives attract the generated samples; other generated samples and negatives
+        repel them.
 
         Sample sets are tensors ``[N, D]`` or ``[G, N, D]`` (G independent groups), or dicts of ``[G, N, V,
-        D]`` (V vectors per sample, each its own problem). ``negatives`` are extra, unconditional ones.
-        Weights, ``[G]`` or ``[G, n]`` (or ``[n]`` for one group), multiply the affinities of those samples
-        and count in the scale.
+        D]`` (V vectors per sample, each its own problem). ``negatives`` are extra, unconditional samples.
+        Weights, ``[G]`` or ``[G, n]`` (or ``[n]`` for one group), multiply the affinities of their samples,
+        and the scale is a weighted mean.
 
-        With ``statistics`` these samples are a part of a larger batch whose scale, drift norms and number of
-        groups are known, or taken from the step before: nothing is shared with other processes, ``loss`` and
-        ``drift`` are this part's shares, which add up over all parts, and so do gradients. ``scale`` is this
-        part's own.
+        Pass ``statistics`` if the samples are part of a larger batch whose scale, drift norms and number of
+        groups are known, or are taken from the previous step. The call then uses no collective. ``loss``,
+        ``drift`` and gradients are the share of this part: they add up to those of the batch. ``scale`` is
+        the mean distance of this part.
         """
-        # As a view it would have a gradient of its own to go through.
+        # A view of a leaf that requires a gradient would add a node to the graph.
         gen, pos, neg = as_features(
             generated.detach() if isinstance(generated, Tensor) else generated, positives, negatives
         )
@@ -185,15 +198,20 @@ class DriftingLoss(nn.Module):
             tensors = [generated]
         else:
             tensors = [tensor for bucket in buckets for tensor in bucket.generated]
-        wants_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        with _without_autocast(first.device.type):
-            passes = start_passes(self.settings, buckets, weight, statistics, wants_gradient)
-            scale = passes.measure_scale()
-            # A look at the value would stall a GPU's queue; there a NaN shows in scale and loss.
+        needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        call = LossCall(self.settings, buckets, weight, statistics, needs_gradient)
+
+        def check_scale(scale: Tensor) -> None:
+            # Reading the value would synchronize a GPU. There, a NaN shows in scale and loss.
             if scale.device.type == "cpu" and not scale.isfinite().all():
                 raise _not_finite(gen, pos, neg, shared=self.settings.process_group is not None)
-            drift = passes.measure_drift()
-            loss, per_group = _Combine.apply(passes, *tensors)  # type: ignore[no-untyped-call]
+
+        with _without_autocast(first.device.type):
+            engine, fallback_reason = select_engine(call)
+            if fallback_reason is not None:
+                self._warn_once(fallback_reason, first.device)
+            (scale, all_groups, _), (drift, _), combined = run_passes(engine, check_scale)
+            loss, per_group = _AttachGradient.apply(combined, all_groups, *tensors)  # type: ignore[no-untyped-call]
         if isinstance(generated, Tensor):
             return LossOutput(loss, per_group, drift[0], scale[0])
         return LossOutput(
@@ -203,39 +221,52 @@ class DriftingLoss(nn.Module):
             dict(zip(names, scale.unbind(), strict=True)),
         )
 
+    def _warn_once(self, reason: str, device: torch.device) -> None:
+        """Warn that the loss does not use the fused kernels, once for each reason."""
+        if reason in self._warned or is_capturing(device):
+            return
+        self._warned.add(reason)
+        warnings.warn(
+            f"DriftingLoss runs in plain PyTorch on {device}, not in the faster fused kernels: {reason}",
+            stacklevel=5,  # the caller of the module: this method, forward and two frames of nn.Module
+        )
+
 
 def _without_autocast(device: str) -> AbstractContextManager[Any]:
-    """Entered only where autocast is on: small losses would notice."""
+    """Disable autocast if it is enabled. Entering the context is expensive for small losses."""
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.autocast(device, enabled=False)
     return nullcontext()
 
 
-class _Combine(torch.autograd.Function):
-    """The last pass, as an operation with a known gradient: −2 Ṽ / (count · S) times that of the loss."""
+class _AttachGradient(torch.autograd.Function):
+    """Identity on the combined loss, with the gradient −2 Ṽ / (count · S) of the generated features."""
 
     @staticmethod
-    def forward(ctx: Any, passes: AnyPasses, *generated: Tensor) -> tuple[Tensor, Tensor]:
-        loss, (per_group, ctx.gradient, saved) = passes.combine()
-        ctx.all_groups, ctx.shape = passes.all_groups, generated[0].shape
-        ctx.save_for_backward(*saved)
+    def forward(
+        ctx: Any, combined: Combined, groups: Tensor | int, *generated: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        ctx.gradient, ctx.groups, ctx.shape = combined.gradient, groups, generated[0].shape
+        ctx.save_for_backward(*combined.saved)
         ctx.set_materialize_grads(False)
-        return loss, per_group.float()
+        return combined.loss, combined.per_group.float()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, loss: Tensor | None, per_group: Tensor | None) -> tuple[Tensor | None, ...]:
-        upstream = None if per_group is None else per_group * ctx.all_groups
+        upstream = None if per_group is None else per_group * ctx.groups
         if loss is not None:
             upstream = loss if upstream is None else upstream + loss
-        gradients = ctx.gradient.read(upstream, ctx.saved_tensors)
+        gradients = ctx.gradient.compute(upstream, ctx.saved_tensors)
         if len(ctx.shape) != 4:  # a single tensor, not a set of features [G, N, V, D]
             gradients = [gradients[0].view(ctx.shape)]
-        return (None, *gradients)
+        return (None, None, *gradients)
 
 
 def _join_weights(groups: int, device: torch.device, *parts: tuple[str, Tensor | None, int]) -> Tensor | None:
-    """``[G, T]`` over all parts (argument, weight, samples); None if no part has weights."""
+    """Concatenate the weights of all parts (argument, weight, samples) to ``[G, T]``; None if no part has
+    weights.
+    """
     if all(weight is None for _, weight, _ in parts):
         return None
     joined = []
@@ -245,7 +276,7 @@ def _join_weights(groups: int, device: torch.device, *parts: tuple[str, Tensor |
             continue
         check_weight(argument, weight)
         if samples == 0:
-            raise InputError(f"{argument} is given, but there are no such samples")
+            raise InputError(f"{argument} is given, but there are no samples for it: leave it out")
         shape, weight = list(weight.shape), weight.detach().to(device, torch.float32)
         if groups == 1 and shape == [samples]:
             weight = weight[None]
@@ -258,7 +289,10 @@ def _join_weights(groups: int, device: torch.device, *parts: tuple[str, Tensor |
         joined.append(weight.expand(groups, samples))
     result = torch.cat(joined, dim=1)
     if device.type == "cpu" and not (result.sum(dim=1) > 0).all():
-        raise InputError("generated_weight, positive_weight and negative_weight are all 0 in some group")
+        raise InputError(
+            "generated_weight, positive_weight and negative_weight are all 0 in some group: "
+            "give every group a sample with positive weight"
+        )
     return result
 
 
@@ -267,9 +301,7 @@ def _not_finite(*sets: dict[str, Tensor] | None, shared: bool) -> NotFiniteError
         for name, tensor in (features or {}).items():
             if not tensor.isfinite().all():
                 where = f"{argument}[{name!r}]" if name else argument
-                return NotFiniteError(f"{where} holds NaN or infinite values: remove or repair those samples")
+                return NotFiniteError(f"{where} contains NaN or infinite values: remove or fix those samples")
     if shared:
-        return NotFiniteError("another process of the group holds NaN or infinite values: see its message")
-    return NotFiniteError(
-        "generated and positives lie so far apart that their distances overflow: rescale them"
-    )
+        return NotFiniteError("another process of the group received NaN or infinite values: see its message")
+    return NotFiniteError("distances between generated and positives overflow float32: rescale the samples")

@@ -1,4 +1,4 @@
-"""Feature sets: chunks, launches, memory, types of numbers."""
+"""Feature sets: chunks, launches, memory, dtypes."""
 
 import math
 
@@ -24,7 +24,7 @@ def test_feature_sets_are_sums_of_single_features():
     assert list(out.drift) == sorted(SHAPES)
     total = 0
     for name, (vectors, width) in SHAPES.items():
-        # One feature alone, each vector of each group a group: the same statistics.
+        # One feature with each (group, vector) pair as a group has the same statistics.
         one = [t[name].detach().transpose(1, 2).reshape(4 * vectors, -1, width) for t in (gen, pos, neg)]
         one[0].requires_grad_()
         single = loss(*one, negative_weight=wn.repeat_interleave(vectors, 0))
@@ -86,7 +86,7 @@ def test_memory_stays_flat_and_within_the_documented_bound():
         used, bound = peak(128, chunk=16, **shape)
         assert used <= bound + statistics
     whole, _ = peak(512, chunk=10**6)
-    assert whole > 8 * many  # the bound is what keeps it down
+    assert whole > 8 * many  # without the bound
 
 
 def test_bfloat16_features():
@@ -107,8 +107,8 @@ def test_bfloat16_features():
         assert deviation(t.grad.float(), wide[0][k].grad) <= 2**-8
 
 
-def test_half_precision_gradients_wait_for_the_loss_scaler():
-    """Each gradient is below fp16's smallest number; with a scaled loss it must come back whole."""
+def test_half_precision_gradients_with_a_loss_scaler():
+    """Each gradient underflows fp16; with a scaled loss it must be accurate."""
     gen, pos = ({"map": samples(1, n, 64, 256, seed=n, scale=1000).half()} for n in (16, 17))
     gen["map"].requires_grad_()
     out = dg.DriftingLoss()(gen, pos)
@@ -122,10 +122,8 @@ def test_half_precision_gradients_wait_for_the_loss_scaler():
 @pytest.mark.parametrize(
     "options", [{"normalization": "none"}, {"normalization": "none", "normalize_features": False}]
 )
-def test_half_precision_gradients_without_drift_normalisation(options):
-    """V is far below fp16's range here; a loss scaled up by as much must still bring the gradient back
-    whole.
-    """
+def test_half_precision_gradients_without_drift_normalization(options):
+    """V underflows fp16 here; with a scaled loss the gradient must be accurate."""
     gen, pos = samples(16, 4).half().requires_grad_(), samples(16, 4, seed=1).half()
     loss = dg.DriftingLoss((0.05,), normalize_drift=False, **options)
     wide = gen.detach().float().requires_grad_()
@@ -165,7 +163,7 @@ def test_wrong_feature_sets():
     gen, pos, neg = feature_sets()
     with pytest.raises(ValueError, match=r"positives\['a'\] is on meta, but generated is on cpu"):
         dg.DriftingLoss()(gen, {k: t.to("meta") for k, t in pos.items()}, neg)
-    with pytest.raises(ValueError, match="do not hold the same features: a"):
+    with pytest.raises(ValueError, match="do not have the same features: a"):
         dg.DriftingLoss()(gen, {k: v for k, v in pos.items() if k != "a"}, neg)
     with pytest.raises(ValueError, match=r"positives\['b'\] has 4 samples, expected 5"):
         dg.DriftingLoss()(gen, pos | {"b": pos["b"][:, 1:]}, neg)
@@ -173,5 +171,5 @@ def test_wrong_feature_sets():
         dg.DriftingLoss()(gen, pos, neg | {"c": neg["c"][0]})
     with pytest.raises(ValueError, match="non-empty dict"):
         dg.DriftingLoss()({}, {})
-    with pytest.raises(ValueError, match="names of features must be strings"):
+    with pytest.raises(ValueError, match="feature names must be strings"):
         dg.DriftingLoss()({1: gen["a"]}, {1: pos["a"]})

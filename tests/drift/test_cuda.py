@@ -1,4 +1,4 @@
-"""The same mathematics on a GPU: results, memory, launches, and no waiting for the host."""
+"""Field and loss on a GPU: results, memory, launches, no synchronization, CUDA graphs."""
 
 from contextlib import nullcontext
 
@@ -46,7 +46,7 @@ def test_field_with_an_offset_and_an_outlier(dtype, outlier):
 
 
 def test_denormals():
-    """Of PyTorch's arithmetic alone: the kernels leave such numbers aside."""
+    """Eager engine only: the kernels do not support denormals."""
     gen, pos = samples(2, 6, 4), samples(2, 5, 4, seed=1)
     loss = dg.DriftingLoss(convention="paper")
     with without_kernels():
@@ -94,12 +94,12 @@ def test_feature_sets_agree_with_the_cpu(dtype, chunk):
         ]
 
     for a, b in zip(run(*to_gpu(gen, pos, neg)), run(gen, pos, neg), strict=True):
-        exact_enough = 2e-3 if dtype == torch.bfloat16 else 1e-4  # what the kernels promise
+        exact_enough = 2e-3 if dtype == torch.bfloat16 else 1e-4  # the accuracy of the kernels
         tolerance = 2**-7 if a.dtype == torch.bfloat16 else exact_enough
         assert deviation(a.float().cpu(), b.float()) <= tolerance
 
 
-def test_no_waiting_for_the_host():
+def test_no_synchronization():
     gen, pos, neg = to_gpu(*feature_sets())
     for t in gen.values():
         t.requires_grad_()
@@ -143,8 +143,8 @@ def test_memory_bound():
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_a_recorded_loss(weighted):
-    """A CUDA graph of the loss and its gradient gives, with each replay, what a call gives."""
+def test_a_captured_loss(weighted):
+    """Each replay of a CUDA graph of the loss and its gradient gives the results of a call."""
     names = {"a": (3, 64), "b": (1, 64), "c": (2, 128)}
     sets = [
         {
@@ -169,15 +169,15 @@ def test_a_recorded_loss(weighted):
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = call()
+        replayed = call()
     for seed in range(2):
         torch.manual_seed(seed)
         with torch.no_grad():
             for features in sets:
                 for tensor in features.values():
                     tensor.normal_()
-        scratch = [torch.full((2**20,), 7, device="cuda") for _ in range(4)]  # memory of before is used anew
+        scratch = [torch.full((2**20,), 7, device="cuda") for _ in range(4)]  # overwrite freed memory
         graph.replay()
         del scratch
-        for got, want in zip(found, call(), strict=True):
+        for got, want in zip(replayed, call(), strict=True):
             assert torch.equal(got, want)

@@ -95,7 +95,7 @@ def test_no_drift_at_equilibrium(problem, names):
 @settings(max_examples=60, deadline=None)
 @given(problems(), names, st.integers(0, 2**31))
 def test_equivariance(problem, names, seed):
-    """Permuted, moved and turned samples give the permuted, unmoved and turned field."""
+    """Permuting and rotating samples permutes and rotates the field; translating them does not change it."""
     x, pos, neg, temperature = problem
     generator = torch.Generator().manual_seed(seed)
     width = x.shape[-1]
@@ -113,10 +113,10 @@ def test_equivariance(problem, names, seed):
 @settings(max_examples=60, deadline=None)
 @given(problems(), names)
 def test_a_sample_of_weight_zero_does_not_pull(problem, names):
-    """With weight 0 a sample keeps its place in the denominators, but its direction leaves the field."""
+    """A sample of weight 0 counts in the denominators, but does not attract."""
     x, pos, neg, temperature = problem
     width, temperature = x.shape[-1], max(temperature, 1.0)  # so that no kernel underflows
-    # Lift the last positive out of the others' plane: without weight, V may not leave that plane.
+    # The last positive is off the plane of the others: without its weight, V must stay in the plane.
     x, pos, neg = (torch.nn.functional.pad(t, (0, 1)) for t in (x, torch.cat([pos, pos[-1:]]), neg))
     pos[-1, -1] = 2.0
     options = {"temperature": temperature, "kernel": names[0], "normalization": names[1]}
@@ -144,7 +144,7 @@ def test_common_offset(normalization):
     x, pos = (t + 1000 for t in base)
     got = dg.drift_field(x, pos, temperature=0.01, normalization=normalization)
     close(got, twin.field(x, pos, temperature=0.01, normalization=normalization))
-    # Float64 input is differenced in float64: the offset costs nothing at all.
+    # Differences of float64 input are taken in float64: the offset costs no digits.
     x, pos = (t.double() + 1000 for t in base)
     got = dg.drift_field(x, pos, temperature=0.01, normalization=normalization)
     close(got, twin.field(*base, temperature=0.01, normalization=normalization))
@@ -190,9 +190,7 @@ def test_denormals_keep_their_distances():
 
 
 def test_underflowing_kernels_keep_their_direction():
-    """Without normalisation k·k is about 1e-87 here, far below float32; only the product itself may
-    vanish.
-    """
+    """Without normalization k·k is about 1e-87 here, which underflows float32."""
     x, pos, neg = samples(4, 3), samples(5, 3, seed=1), samples(5, 3, seed=2)
     got = dg.drift_field(x, pos, neg, temperature=0.25, normalization="none")
     close(got, twin.field(x, pos, neg, temperature=0.25, normalization="none"), 1e-4)
@@ -235,7 +233,7 @@ def test_self_mask():
     unmasked = dg.drift_field(x, pos, x.clone(), temperature=0.5)
     close(unmasked, twin.field(x, pos, x.clone(), temperature=0.5))
     assert not torch.allclose(unmasked, own)
-    # The first N negatives are x itself, any further ones are free: as the loss has them.
+    # The first N negatives are x itself, followed by further ones, as in the loss.
     plain = dg.DriftingLoss(0.5, normalize_features=False, normalize_drift=False)
     mixed = dg.drift_field(x, pos, torch.cat([x, extra]), temperature=0.5, self_mask=True)
     torch.testing.assert_close(mixed.square().mean(), plain(x, pos, extra).loss)
@@ -262,8 +260,8 @@ def test_sinkhorn_agrees_with_the_twin(own):
     close(got, twin.field(x, pos, neg, temperature=0.8, normalization="sinkhorn"), 1e-4)
 
 
-def test_functions_of_ones_own():
-    """A kernel with compact support, whose logarithm is −∞ outside, and a normalisation that returns a
+def test_user_functions():
+    """A kernel with compact support, whose logarithm is −∞ outside, and a normalization that returns a
     tensor.
     """
     x, pos, neg = samples(6, 3), samples(5, 3, seed=1), samples(4, 3, seed=2)
@@ -295,7 +293,7 @@ def test_mmd_field_is_minus_half_the_gradient(kernel):
         gap = (a[:, None] - b[None]).square().sum(-1)
         if kernel == "gaussian":
             return (-gap / (2 * 0.8**2)).exp()
-        # Autograd of sqrt is NaN at 0; the kernel of a sample with itself is 1 whatever x.
+        # Autograd of sqrt is NaN at 0; the kernel of a sample with itself is 1 for all x.
         return torch.where(gap > 0, (-torch.where(gap > 0, gap, 1.0).sqrt() / 0.8).exp(), 1.0)
 
     x = samples(6, 3).double().requires_grad_()
@@ -303,7 +301,7 @@ def test_mmd_field_is_minus_half_the_gradient(kernel):
     per_sample = (2 * xi(x, neg).mean(1) - 2 * xi(x, pos).mean(1)).sum()
     (gradient,) = torch.autograd.grad(per_sample, x)
     close(dg.mmd_field(x, pos, neg, temperature=0.8, kernel=kernel), -gradient / 2)
-    # The loss of a batch that is its own sample of q: −N/2 times the gradient.
+    # If x is also the sample of q: −N/2 times the gradient of the batch loss.
     (gradient,) = torch.autograd.grad(xi(x, x).mean() - 2 * xi(x, pos).mean(), x)
     close(dg.mmd_field(x, pos, temperature=0.8, kernel=kernel), -6 * gradient / 2)
 
@@ -335,20 +333,20 @@ def test_mmd_field_of_hard_inputs(kernel):
         ({"repulsion": "a"}, "repulsion='a' must be a finite number"),
         ({"kernel": ["laplace"]}, "kernel=['laplace'] is not known"),
         ({"positive_weight": torch.ones(5, dtype=torch.complex64)}, "positive_weight must hold numbers"),
-        ({"positive_weight": torch.full((5,), 1e30)}, "positive_weight must be finite"),
+        ({"positive_weight": torch.full((5,), 1e30)}, "positive_weight must be between 0 and 1e8"),
         ({"kernel": "laplac"}, "did you mean 'laplace'"),
         ({"normalization": "bot"}, "did you mean 'both'"),
         ({"positives": torch.zeros(0, 3)}, "positives must have shape"),
         ({"positives": torch.zeros(4, 2)}, "positives has width 2, but x has width 3"),
         ({"negatives": torch.zeros(4, 2)}, "negatives has width 2"),
         ({"negatives": torch.zeros(4, 3, device="meta")}, "negatives is on meta, but x is on cpu"),
-        ({"positives": torch.zeros(4, 3).log() * 0}, "positives holds NaN"),
+        ({"positives": torch.zeros(4, 3).log() * 0}, "positives contains NaN"),
         ({"positives": torch.zeros(7, 4, 3), "x": torch.zeros(6, 4, 3)}, "leading dimensions"),
         ({"x": torch.zeros(3)}, "x must have shape"),
         ({"x": torch.zeros(4, 3, dtype=torch.int64)}, "x must hold floating-point"),
         ({"x": np.zeros((4, 3))}, "x must be a torch.Tensor"),
         ({"positive_weight": torch.ones(3)}, "positive_weight has shape [3], expected [5]"),
-        ({"positive_weight": -torch.ones(5)}, "positive_weight must be finite and not negative"),
+        ({"positive_weight": -torch.ones(5)}, "positive_weight must be between 0 and 1e8"),
         ({"negatives": torch.zeros(2, 3), "self_mask": True}, "self_mask=True"),
     ],
 )

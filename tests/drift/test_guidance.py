@@ -14,13 +14,13 @@ CASES = json.loads((DATA / "05_cfg.json").read_text())["cases"]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c["key"])
-def test_alpha_is_that_of_the_release(case):
+def test_alpha_agrees_with_the_release(case):
     options = (case[k] for k in ("cfg_min", "cfg_max", "neg_cfg_pw", "no_cfg_frac"))
     got = alpha_at(torch.tensor(GOLDEN["frac"]), torch.tensor(GOLDEN["frac2"]), *options)
     np.testing.assert_allclose(got, GOLDEN[case["key"]], rtol=1e-5)
 
 
-def test_weights_are_those_of_the_release():
+def test_weights_agree_with_the_release():
     for alpha, generated, unconditional, weight in GOLDEN["uncond_w_table"]:
         got = unconditional_weight(torch.tensor(alpha), int(generated), int(unconditional))
         assert got.item() == pytest.approx(weight, rel=1e-6)
@@ -28,7 +28,7 @@ def test_weights_are_those_of_the_release():
 
 @pytest.mark.parametrize("power", [1.0, 3.0, 5.0])
 def test_density(power):
-    """Shares of draws in parts of the range against the integral of α^-power."""
+    """Compare the histogram of draws with the integral of α^-power."""
     alpha = sample_alpha(200_000, 1.0, 4.0, power, generator=torch.Generator().manual_seed(0))
     edges = torch.tensor([1.0, 1.2, 1.5, 2.0, 3.0, 4.0], dtype=torch.float64)
     integral = edges.log() if power == 1 else edges ** (1 - power) / (1 - power)
@@ -37,7 +37,7 @@ def test_density(power):
     torch.testing.assert_close(got, want, rtol=0, atol=5e-3)
 
 
-def test_share_without_guidance():
+def test_fraction_without_guidance():
     alpha = sample_alpha(100_000, no_guidance=0.3, generator=torch.Generator().manual_seed(0))
     assert (alpha == 1).float().mean().item() == pytest.approx(0.3, abs=0.01)
     assert torch.equal(

@@ -1,4 +1,4 @@
-"""Two real processes, each with some of the groups, against one process with all of them."""
+"""Two processes with some of the groups each, against one process with all groups."""
 
 from pathlib import Path
 
@@ -72,10 +72,10 @@ def broken_process(rank, folder):
     dist.destroy_process_group()
 
 
-def test_both_processes_learn_of_bad_input(tmp_path):
+def test_both_processes_report_bad_input(tmp_path):
     mp.spawn(broken_process, (str(tmp_path),), nprocs=2)
-    assert (tmp_path / "0.txt").read_text().startswith("positives holds NaN")
-    assert (tmp_path / "1.txt").read_text().startswith("another process of the group holds NaN")
+    assert (tmp_path / "0.txt").read_text().startswith("positives contains NaN")
+    assert (tmp_path / "1.txt").read_text().startswith("another process of the group received NaN")
 
 
 @pytest.mark.parametrize("options", [{}, {"convention": "paper", "normalization": "none", "chunk": 3}])

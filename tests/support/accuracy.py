@@ -1,10 +1,11 @@
-"""Relative errors for the tests of kernels."""
+"""Relative errors for tests of kernels."""
 
 import numpy as np
 import torch
 
 
-def error(found, exact):
-    found, exact = (np.asarray(torch.as_tensor(t).detach().double().cpu()) for t in (found, exact))
-    assert found.shape == exact.shape
-    return np.linalg.norm(found - exact) / np.linalg.norm(exact)
+def error(got, exact):
+    """Relative error in the Euclidean norm."""
+    got, exact = (np.asarray(torch.as_tensor(t).detach().double().cpu()) for t in (got, exact))
+    assert got.shape == exact.shape
+    return np.linalg.norm(got - exact) / np.linalg.norm(exact)

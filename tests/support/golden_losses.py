@@ -1,4 +1,4 @@
-"""Golden cases of the loss and its float64 twin."""
+"""Golden cases of the loss, and results of the loss and its float64 twin."""
 
 import json
 from pathlib import Path
@@ -16,12 +16,13 @@ def samples(*shape, seed=0, scale=1.0):
 
 
 def deviation(got, want):
+    """Largest error relative to the largest value."""
     want = np.asarray(want, np.float64)
     return np.abs(np.asarray(got, np.float64) - want).max() / max(np.abs(want).max(), 1e-30)
 
 
 def results(loss, gen, pos, neg=None, **weights):
-    """Per-group loss, scale, drift and the gradient of the summed per-group loss."""
+    """Return per-group loss, scale, drift, and the gradient of the summed per-group loss."""
     gen = gen.clone().requires_grad_()
     out = loss(gen, pos, neg, **weights)
     out.per_group.sum().backward()
@@ -29,7 +30,7 @@ def results(loss, gen, pos, neg=None, **weights):
 
 
 def exact(function, gen, pos, neg, temperatures, wn=None, **options):
-    """The twin's four results; weights of the negatives only."""
+    """Return the four results of the twin, with weights of the negatives only."""
     groups = len(gen)
     neg = np.zeros((groups, 0, gen.shape[2])) if neg is None else neg.double().numpy()
     wn = np.ones(neg.shape[:2]) if wn is None else wn.numpy()

@@ -1,6 +1,4 @@
-"""Brute-force float64 twin of the field and the loss. Shares no code with the library, and is slow on
-purpose.
-"""
+"""Brute-force float64 twin of the field and the loss. Shares no code with the library."""
 
 import numpy as np
 
@@ -38,9 +36,9 @@ def field(
     wn=None,
     multiplicity=False,
 ):
-    """Algorithm 2, literally (1e6 on the self distance), on one problem; weights after normalisation.
+    """Algorithm 2 to the letter (1e6 on the self-distance) for one problem; weights after normalization.
 
-    With ``multiplicity`` a weight counts copies: it is seen by the sums over y as well."""
+    With ``multiplicity`` a weight counts copies: it also multiplies the terms of sums over y."""
     x, pos = np.asarray(x, np.float64), np.asarray(pos, np.float64)
     own = neg is None
     neg = x if own else np.asarray(neg, np.float64)
@@ -75,7 +73,7 @@ def field(
 
 
 def mmd(x, pos, temperature, kernel):
-    """−½ of the gradient of 2 E ξ(x, x') − 2 E ξ(x, y), written out; a sample does not push itself."""
+    """−½ times the gradient of 2 E ξ(x, x') − 2 E ξ(x, y); a sample exerts no force on itself."""
     x, pos = np.asarray(x, np.float64), np.asarray(pos, np.float64)
     v = np.zeros_like(x)
     for i in range(len(x)):
@@ -95,8 +93,9 @@ def mmd(x, pos, temperature, kernel):
 
 
 def release_loss(gen, pos, neg, temperatures, wg, wn, wp):
-    """The released code's arithmetic in float64, [B, n, D] arrays: per-group loss, scale, drift, gradient of
-    the sum.
+    """Arithmetic of the released code in float64 on [B, n, D] arrays.
+
+    Returns per-group loss, scale, drift, and the gradient of the summed loss.
     """
     gen, pos, neg = (np.asarray(a, np.float64) for a in (gen, pos, neg))
     y, w = np.concatenate([gen, neg, pos], 1), np.concatenate([wg, wn, wp], 1)
@@ -119,9 +118,7 @@ def release_loss(gen, pos, neg, temperatures, wg, wn, wp):
 
 
 def paper_loss(gen, pos, neg, temperatures, wg, wn, wp, kernel="laplace", normalization="both"):
-    """Algorithm 2 plus the appendix's S_j and lambda_j, literally, in float64; same results as
-    ``release_loss``.
-    """
+    """Algorithm 2 with S_j and lambda_j of the appendix, in float64. Returns the same as ``release_loss``."""
     gen, pos, neg = (np.asarray(a, np.float64) for a in (gen, pos, neg))
     groups, n, width = gen.shape
     d = np.stack([np.concatenate([distances(g, g), distances(g, m), distances(g, p)], 1)
@@ -133,8 +130,7 @@ def paper_loss(gen, pos, neg, temperatures, wg, wn, wp, kernel="laplace", normal
     for t in temperatures:
         v = []
         for g in range(groups):
-            # Extra negatives stand beside x; self pairs are masked by hand, since `field` masks only
-            # neg=None.
+            # Negatives are x and further samples, for which `field` has no mask.
             v.append(_masked_field(gen[g] / s, pos[g] / s, neg[g] / s, t * np.sqrt(width), wg[g], wn[g],
                                    wp[g], kernel, normalization))  # fmt: skip
         v = np.stack(v)

@@ -1,7 +1,6 @@
-"""The passes as GPU kernels, for the cases that training meets; PyTorch does the others."""
+"""The passes as GPU kernels, for the shapes and options that training uses."""
 
+from driftgen.drift.fused.coverage import unsupported_reason
 from driftgen.drift.fused.engine import FusedEngine
-from driftgen.drift.fused.shapes import supports_fused
-from driftgen.drift.fused.single_process import FusedPasses
 
-__all__ = ["FusedEngine", "FusedPasses", "supports_fused"]
+__all__ = ["FusedEngine", "unsupported_reason"]

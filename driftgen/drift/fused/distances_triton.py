@@ -1,4 +1,4 @@
-"""Where the samples of a problem lie, and how far apart they are: the part that all kernels share."""
+"""Sample addresses and pairwise distances of a problem, shared by all kernels of the loss."""
 
 from __future__ import annotations
 
@@ -6,86 +6,86 @@ import triton
 import triton.language as tl
 
 __all__ = [
-    "APART",
     "FIELDS",
     "FIRST",
     "GENERATED",
     "GRADIENT",
+    "GROUP_STRIDE",
     "NEGATIVES",
     "POSITION",
     "POSITIVES",
     "VECTORS",
     "address",
     "distances",
-    "first_distances",
-    "inside_of",
-    "left_width",
-    "problem",
-    "tiles",
+    "distances_and_norms",
+    "load_tiles",
+    "locate_problem",
+    "pair_mask",
+    "sample_norms_size",
 ]
 
-# Columns of the table that describes the features of a bucket.
+# Columns of the feature table: offsets of the sets and of the gradient from ``origin``, and layout.
 GENERATED = tl.constexpr(0)
 NEGATIVES = tl.constexpr(1)
 POSITIVES = tl.constexpr(2)
 GRADIENT = tl.constexpr(3)
 VECTORS = tl.constexpr(4)
 FIRST = tl.constexpr(5)
-APART = tl.constexpr(6)  # vectors from group to group of the generated samples, negatives and positives
-POSITION = tl.constexpr(9)  # of the feature in the call
+GROUP_STRIDE = tl.constexpr(6)  # in vectors, of the generated samples, negatives and positives
+POSITION = tl.constexpr(9)  # position of the feature in the call
 FIELDS = tl.constexpr(10)
-FARTHEST = tl.constexpr(3.0e38)
-CLOSE = tl.constexpr(1 / 64)  # mean squared distance to mean squared norms, below which digits would cancel
+MAX_SQUARE = tl.constexpr(3.0e38)
+CLOSE = tl.constexpr(1 / 64)  # ratio of mean |x − y|² to mean |x|² + |y|² below which digits would cancel
 
 
 @triton.jit
 def address(origin, table, feature, column: tl.constexpr):
-    """Where the samples of a feature begin: so many numbers after ``origin``, a multiple of 16 bytes."""
-    away = tl.load(table + feature * FIELDS + column)
-    return origin + tl.multiple_of(away, 128 // origin.dtype.element_ty.primitive_bitwidth)
+    """Pointer to the samples of a feature. Its offset from ``origin`` is a multiple of 16 bytes."""
+    offset = tl.load(table + feature * FIELDS + column)
+    return origin + tl.multiple_of(offset, 128 // origin.dtype.element_ty.primitive_bitwidth)
 
 
 @triton.jit
 def _samples(origin, table, feature, column: tl.constexpr, group, vector, width):
-    """The first number of a problem in one of the sets."""
-    apart = tl.load(table + feature * FIELDS + APART + column)
-    return address(origin, table, feature, column) + (group * apart + vector) * width
+    """Pointer to the first element of a problem in one of the sets."""
+    group_stride = tl.load(table + feature * FIELDS + GROUP_STRIDE + column)
+    return address(origin, table, feature, column) + (group * group_stride + vector) * width
 
 
 @triton.jit
-def _tile(pointer, stride, samples, width, k, B: tl.constexpr, BK: tl.constexpr):
-    """Numbers k ... k + BK of each sample, ``[B, BK]``, zero outside."""
+def _load_tile(pointer, stride, samples, width, k, B: tl.constexpr, BK: tl.constexpr):
+    """Load elements k to k + BK of each sample, ``[B, BK]``, zero outside."""
     row, column = tl.arange(0, B), k + tl.arange(0, BK)
     inside = (row < samples)[:, None] & (column < width)[None, :]
     return tl.load(pointer + row[:, None] * stride + column[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
-def _part(pointer, stride, sample, width, k, BK: tl.constexpr):
+def _load_sample(pointer, stride, sample, width, k, BK: tl.constexpr):
     column = k + tl.arange(0, BK)
     return tl.load(pointer + sample * stride + column, mask=column < width, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _middle(gen, pos, stride, N, P, width, k, BK: tl.constexpr):
-    """A point amid the samples, ``[BK]``: the median of three, which one outlier cannot move."""
-    a = _part(gen, stride, 0, width, k, BK)
-    b = _part(gen, stride, N // 2, width, k, BK)
-    c = _part(pos, stride, P - 1, width, k, BK)
+def _median_of_three(gen, pos, stride, N, P, width, k, BK: tl.constexpr):
+    """Coordinate-wise median of three samples, ``[BK]``. One outlier cannot move it."""
+    a = _load_sample(gen, stride, 0, width, k, BK)
+    b = _load_sample(gen, stride, N // 2, width, k, BK)
+    c = _load_sample(pos, stride, P - 1, width, k, BK)
     return tl.maximum(tl.minimum(a, b), tl.minimum(tl.maximum(a, b), c))
 
 
 @triton.jit
-def _farthest(tile, centre, samples, B: tl.constexpr):
-    """The largest difference to the centre in each coordinate."""
+def _max_deviation(tile, center, samples, B: tl.constexpr):
+    """Largest absolute difference from the center in each coordinate."""
     inside = (tl.arange(0, B) < samples)[:, None]
-    return tl.max(tl.where(inside, tl.abs(tile.to(tl.float32) - centre[None, :]), 0.0), axis=0)
+    return tl.max(tl.where(inside, tl.abs(tile.to(tl.float32) - center[None, :]), 0.0), axis=0)
 
 
 @triton.jit
-def _centred(tile, centre, samples, B: tl.constexpr, WORK: tl.constexpr):
+def _centered(tile, center, samples, B: tl.constexpr, WORK: tl.constexpr):
     inside = (tl.arange(0, B) < samples)[:, None]
-    return tl.where(inside, tile.to(tl.float32) - centre[None, :], 0.0).to(WORK)
+    return tl.where(inside, tile.to(tl.float32) - center[None, :], 0.0).to(WORK)
 
 
 @triton.jit
@@ -96,26 +96,26 @@ def _norms(product, B: tl.constexpr):
 
 @triton.jit
 def _squares(product, square_x, square_y):
-    # A negative one is as far from the truth as its absolute value, which costs nothing.
-    return tl.minimum(tl.abs(square_x[:, None] + square_y[None, :] - 2 * product), FARTHEST)
+    # Rounding may make a square negative. Its absolute value is no less accurate, and taking it is free.
+    return tl.minimum(tl.abs(square_x[:, None] + square_y[None, :] - 2 * product), MAX_SQUARE)
 
 
 @triton.jit
-def _three(xx, xu, xp, norm_x, norm_u, norm_p):
+def _all_squares(xx, xu, xp, norm_x, norm_u, norm_p):
     return _squares(xx, norm_x, norm_x), _squares(xu, norm_x, norm_u), _squares(xp, norm_x, norm_p)
 
 
 @triton.jit
 def _is_close(squares, norms_x, norms_y, N, K, BN: tl.constexpr, B: tl.constexpr):
-    """Whether Σ |x − y|² is small beside Σ |x|² + |y|²; what does not exist has the norm 0."""
+    """Return True if Σ |x − y|² is small relative to Σ |x|² + |y|². Padded samples have norm 0."""
     x, y = tl.sum(norms_x, axis=0), tl.sum(norms_y, axis=0)
-    found = tl.sum(tl.sum(squares, axis=1), axis=0) - (B - K) * x - (BN - N) * y
-    return found < CLOSE * (K * x + N * y)
+    total = tl.sum(tl.sum(squares, axis=1), axis=0) - (B - K) * x - (BN - N) * y
+    return total < CLOSE * (K * x + N * y)
 
 
 @triton.jit
 def _differences(gen, neg, pos, stride, N, M, P, width, BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr):
-    """‖x − y‖ from differences."""
+    """Distances ‖x − y‖ from differences."""
     xx = tl.zeros((BN, BN), tl.float32)
     xu = tl.zeros((BN, BM), tl.float32)
     xp = tl.zeros((BN, BP), tl.float32)
@@ -129,37 +129,37 @@ def _differences(gen, neg, pos, stride, N, M, P, width, BN: tl.constexpr, BM: tl
         xu += by_u * by_u
         xp += by_p * by_p
     return (
-        tl.sqrt(tl.minimum(xx, FARTHEST)),
-        tl.sqrt(tl.minimum(xu, FARTHEST)),
-        tl.sqrt(tl.minimum(xp, FARTHEST)),
+        tl.sqrt(tl.minimum(xx, MAX_SQUARE)),
+        tl.sqrt(tl.minimum(xu, MAX_SQUARE)),
+        tl.sqrt(tl.minimum(xp, MAX_SQUARE)),
     )
 
 
 @triton.jit
 def _products(
-    gen, neg, pos, stride, N, M, P, width, CENTRED: tl.constexpr, OWN: tl.constexpr, WORK: tl.constexpr,
+    gen, neg, pos, stride, N, M, P, width, CENTERED: tl.constexpr, OWN: tl.constexpr, WORK: tl.constexpr,
     BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """⟨x, y⟩ for y = x, u and p; and if OWN, ⟨u, u'⟩ and ⟨p, p'⟩."""
+    """Inner products ⟨x, y⟩ for y = x, u and p; and if OWN, ⟨u, u'⟩ and ⟨p, p'⟩."""
     xx = tl.zeros((BN, BN), tl.float32)
     xu = tl.zeros((BN, BM), tl.float32)
     xp = tl.zeros((BN, BP), tl.float32)
     uu = tl.zeros((BM, BM), tl.float32)
     pp = tl.zeros((BP, BP), tl.float32)
     for k in range(0, width, BK):
-        x = _tile(gen, stride, N, width, k, BN, BK)
-        u = _tile(neg, stride, M, width, k, BM, BK)
-        p = _tile(pos, stride, P, width, k, BP, BK)
-        if CENTRED:
-            centre = _middle(gen, pos, stride, N, P, width, k, BK)
-            far = tl.maximum(_farthest(x, centre, N, BN), _farthest(u, centre, M, BM))
-            far = tl.maximum(far, _farthest(p, centre, P, BP))
-            # Between half of a number and its double, differences to it are exact (Sterbenz).
-            centre = tl.where(2 * far <= tl.abs(centre), centre, 0.0)
+        x = _load_tile(gen, stride, N, width, k, BN, BK)
+        u = _load_tile(neg, stride, M, width, k, BM, BK)
+        p = _load_tile(pos, stride, P, width, k, BP, BK)
+        if CENTERED:
+            center = _median_of_three(gen, pos, stride, N, P, width, k, BK)
+            deviation = tl.maximum(_max_deviation(x, center, N, BN), _max_deviation(u, center, M, BM))
+            deviation = tl.maximum(deviation, _max_deviation(p, center, P, BP))
+            # Differences from a number are exact between its half and its double (Sterbenz).
+            center = tl.where(2 * deviation <= tl.abs(center), center, 0.0)
             x, u, p = (
-                _centred(x, centre, N, BN, WORK),
-                _centred(u, centre, M, BM, WORK),
-                _centred(p, centre, P, BP, WORK),
+                _centered(x, center, N, BN, WORK),
+                _centered(u, center, M, BM, WORK),
+                _centered(p, center, P, BP, WORK),
             )
         xx, xu, xp = tl.dot(x, tl.trans(x), xx), tl.dot(x, tl.trans(u), xu), tl.dot(x, tl.trans(p), xp)
         if OWN:
@@ -168,47 +168,47 @@ def _products(
 
 
 @triton.jit
-def first_distances(
-    gen, neg, pos, stride, left, N, M, P, width, DIRECT: tl.constexpr, WORK: tl.constexpr,
+def distances_and_norms(
+    gen, neg, pos, stride, sample_norms, N, M, P, width, DIRECT: tl.constexpr, WORK: tl.constexpr,
     BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """‖x − y‖ for y = x, u and p: ``[BN, BN]``, ``[BN, BM]``, ``[BN, BP]``.
+    """Distances ‖x − y‖ for y = x, u and p: ``[BN, BN]``, ``[BN, BM]``, ``[BN, BP]``.
 
-    Leaves the squared norms of all samples for :func:`distances`, and whether coordinates are without the
-    common part.
+    Stores the squared norms of all samples for :func:`distances`, and a flag that is 1 if coordinates were
+    centered.
     """
     if DIRECT:
         return _differences(gen, neg, pos, stride, N, M, P, width, BN, BM, BP)
-    else:  # what follows an if is compiled in any case
+    else:  # Triton compiles statements after an ``if`` even if its body returns
         xx, xu, xp, uu, pp = _products(
             gen, neg, pos, stride, N, M, P, width, False, True, WORK, BN, BM, BP, BK
         )
         norm_x, norm_u, norm_p = _norms(xx, BN), _norms(uu, BM), _norms(pp, BP)
-        dx, du, dp = _three(xx, xu, xp, norm_x, norm_u, norm_p)
+        dx, du, dp = _all_squares(xx, xu, xp, norm_x, norm_u, norm_p)
         close = _is_close(dx, norm_x, norm_x, N, N, BN, BN) | _is_close(dp, norm_x, norm_p, N, P, BN, BP)
         if close:
             xx, xu, xp, uu, pp = _products(
                 gen, neg, pos, stride, N, M, P, width, True, True, WORK, BN, BM, BP, BK
             )
             norm_x, norm_u, norm_p = _norms(xx, BN), _norms(uu, BM), _norms(pp, BP)
-            dx, du, dp = _three(xx, xu, xp, norm_x, norm_u, norm_p)
-        tl.store(left + tl.arange(0, BN), norm_x)
-        tl.store(left + BN + tl.arange(0, BM), norm_u)
-        tl.store(left + BN + BM + tl.arange(0, BP), norm_p)
-        tl.store(left + BN + BM + BP, close.to(tl.float32))
+            dx, du, dp = _all_squares(xx, xu, xp, norm_x, norm_u, norm_p)
+        tl.store(sample_norms + tl.arange(0, BN), norm_x)
+        tl.store(sample_norms + BN + tl.arange(0, BM), norm_u)
+        tl.store(sample_norms + BN + BM + tl.arange(0, BP), norm_p)
+        tl.store(sample_norms + BN + BM + BP, close.to(tl.float32))
         return tl.sqrt(dx), tl.sqrt(du), tl.sqrt(dp)
 
 
 @triton.jit
 def distances(
-    gen, neg, pos, stride, left, N, M, P, width, DIRECT: tl.constexpr, WORK: tl.constexpr,
+    gen, neg, pos, stride, sample_norms, N, M, P, width, DIRECT: tl.constexpr, WORK: tl.constexpr,
     BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The same distances again."""
+    """Distances as :func:`distances_and_norms` computes them, from the stored norms."""
     if DIRECT:
         return _differences(gen, neg, pos, stride, N, M, P, width, BN, BM, BP)
     else:
-        if tl.load(left + BN + BM + BP) > 0:
+        if tl.load(sample_norms + BN + BM + BP) > 0:
             xx, xu, xp, _, _ = _products(
                 gen, neg, pos, stride, N, M, P, width, True, False, WORK, BN, BM, BP, BK
             )
@@ -216,56 +216,60 @@ def distances(
             xx, xu, xp, _, _ = _products(
                 gen, neg, pos, stride, N, M, P, width, False, False, WORK, BN, BM, BP, BK
             )
-        norm_x, norm_u = tl.load(left + tl.arange(0, BN)), tl.load(left + BN + tl.arange(0, BM))
-        norm_p = tl.load(left + BN + BM + tl.arange(0, BP))
-        dx, du, dp = _three(xx, xu, xp, norm_x, norm_u, norm_p)
+        norm_x = tl.load(sample_norms + tl.arange(0, BN))
+        norm_u = tl.load(sample_norms + BN + tl.arange(0, BM))
+        norm_p = tl.load(sample_norms + BN + BM + tl.arange(0, BP))
+        dx, du, dp = _all_squares(xx, xu, xp, norm_x, norm_u, norm_p)
         return tl.sqrt(dx), tl.sqrt(du), tl.sqrt(dp)
 
 
 @triton.jit
-def left_width(BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr):
-    """Numbers that :func:`first_distances` leaves for each problem, a multiple of 16 bytes."""
+def sample_norms_size(BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr):
+    """Elements that :func:`distances_and_norms` stores for each problem, a multiple of 16 bytes."""
     return BN + BM + BP + 4
 
 
 @triton.jit
-def inside_of(N, K, BN: tl.constexpr, B: tl.constexpr):
+def pair_mask(N, K, BN: tl.constexpr, B: tl.constexpr):
+    """True for pairs of existing samples, ``[BN, B]``."""
     return (tl.arange(0, BN) < N)[:, None] & (tl.arange(0, B) < K)[None, :]
 
 
 @triton.jit
-def tiles(
+def load_tiles(
     gen, neg, pos, stride, N, M, P, width, k, DIRECT: tl.constexpr, WORK: tl.constexpr,
     BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Numbers k ... k + BK of all samples, for products with coefficients; relative to a point amid them
-    where they are turned into float32 anyway.
+    """Load elements k to k + BK of all samples, for products with coefficients. If distances are computed
+    from differences, the samples become float32 and are centered.
     """
-    x = _tile(gen, stride, N, width, k, BN, BK)
-    u = _tile(neg, stride, M, width, k, BM, BK)
-    p = _tile(pos, stride, P, width, k, BP, BK)
+    x = _load_tile(gen, stride, N, width, k, BN, BK)
+    u = _load_tile(neg, stride, M, width, k, BM, BK)
+    p = _load_tile(pos, stride, P, width, k, BP, BK)
     if DIRECT:
-        centre = _middle(gen, pos, stride, N, P, width, k, BK)
-        x = _centred(x, centre, N, BN, WORK)
-        u = _centred(u, centre, M, BM, WORK)
-        p = _centred(p, centre, P, BP, WORK)
+        center = _median_of_three(gen, pos, stride, N, P, width, k, BK)
+        x = _centered(x, center, N, BN, WORK)
+        u = _centered(u, center, M, BM, WORK)
+        p = _centered(p, center, P, BP, WORK)
     return x, u, p
 
 
 @triton.jit
-def problem(origin, table, feature_of_vector, V, N, M, P, width):
-    """Where this program's problem lies: group, feature, its position in the call, its first number in the
-    three sets, how far apart its samples are, and how far its first number is from that of the feature.
+def locate_problem(origin, table, feature_of_vector, V, N, M, P, width):
+    """Locate this program's problem.
+
+    Returns its index, group, feature, position of the feature in the call, pointers to the three sets, the
+    stride between samples, and its offset within the gradient of the feature.
     """
     pid = tl.program_id(0).to(tl.int64)
     group, vector = pid // V, pid % V
     feature = tl.load(feature_of_vector + vector)
     vectors = tl.load(table + feature * FIELDS + VECTORS)
-    own = vector - tl.load(table + feature * FIELDS + FIRST)
-    gen = _samples(origin, table, feature, GENERATED, group, own, width)
-    neg = _samples(origin, table, feature, NEGATIVES, group, own, width)
-    pos = _samples(origin, table, feature, POSITIVES, group, own, width)
-    start = (group * N * vectors + own) * width
+    own_vector = vector - tl.load(table + feature * FIELDS + FIRST)
+    gen = _samples(origin, table, feature, GENERATED, group, own_vector, width)
+    neg = _samples(origin, table, feature, NEGATIVES, group, own_vector, width)
+    pos = _samples(origin, table, feature, POSITIVES, group, own_vector, width)
+    offset = (group * N * vectors + own_vector) * width
     return (
         pid,
         group,
@@ -275,5 +279,5 @@ def problem(origin, table, feature_of_vector, V, N, M, P, width):
         neg,
         pos,
         vectors.to(tl.int32) * width,
-        start,
+        offset,
     )

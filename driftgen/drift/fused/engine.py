@@ -1,156 +1,193 @@
-"""How a call becomes three launches for each width."""
+"""The fused engine: a few kernel launches for each width and pass."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from driftgen.drift.batching import Bucket
-from driftgen.drift.fused.plan import Part, Plan, make_plan
-from driftgen.drift.fused.shapes import Shape
-from driftgen.drift.interfaces import Finished, Settings
+from driftgen.drift.fused.plan import Plan, WidthPlan, make_plan
+from driftgen.drift.fused.tables import feature_table
+from driftgen.drift.interfaces import Combined, DriftPass, LossCall, ScalePass
 
 __all__ = ["FusedEngine"]
 
 
-class FusedEngine:
-    """The passes as launches of ``driftgen.drift.fused.passes_triton``, one for each width and pass.
-
-    Beyond inputs and gradients it holds R² + 1 numbers for each problem, the norms of its samples, and from
-    the products to the gradient what both need of the rows and columns of A. The gradient is computed when it
-    is asked for.
+class _ScaleBuffers(NamedTuple):
+    """Units ``[F, 2]``; sums over the batch ``[F, 3]`` unless measured by this process alone; and for each
+    width the squared norms of all samples.
     """
 
-    def __init__(
-        self, settings: Settings, buckets: list[Bucket], weight: Tensor | None, gradient: bool
-    ) -> None:
-        self.sets = [[[_ready(t) for t in tensors] for tensors in _three(bucket)] for bucket in buckets]
-        shapes = tuple([Shape.of(bucket) for bucket in buckets])
-        self.plan = plan = make_plan(settings, shapes, weight is not None, gradient, buckets[0].device)
-        self.weight = (
-            plan.temperatures if weight is None else weight.contiguous()
-        )  # anything if there is none
-        self.tables = [s.table(sets, (), plan.device) for s, sets in zip(shapes, self.sets, strict=True)]
-        self.temperatures = len(settings.temperatures)
-        # Of each feature; see ``driftgen.drift.fused.statistics_triton``.
-        self.numbers = torch.empty(plan.features, 3 + 2 * self.temperatures, device=plan.device)
-
-    def scale_pass(self) -> list[Tensor]:
-        """Σ w ‖x − y‖ of each problem, ``[problems]`` of each width."""
-        found = []
-        self.left: list[Tensor] = []
-        for part, *place in self._places():
-            found.append(torch.empty(part.shape.problems, device=self.plan.device))
-            self.left.append(torch.empty(part.left, device=self.plan.device))
-            part.scale(*place, found[-1], self.left[-1])
-        return found
-
-    def products_pass(self) -> list[Tensor]:
-        """⟨V_τ, V_τ'⟩ for τ ≤ τ' of each problem, ``[problems, R, R]`` of each width."""
-        found, r = [], self.temperatures
-        self.kept: list[Tensor] = []
-        for (part, *place), left in zip(self._places(), self.left, strict=True):
-            found.append(torch.empty(part.shape.problems, r, r, device=self.plan.device))
-            self.kept.append(torch.empty(part.kept, device=self.plan.device))
-            part.products(*place, self.numbers, self.plan.temperatures, left, found[-1], self.kept[-1])
-        return found
-
-    def finished(self, per_group: Tensor) -> Finished:
-        """The result of the last pass, which is yet to come."""
-        if not self.plan.gradient:
-            return Finished(per_group)
-        saved = [tensor for sets in self.sets for tensors in sets for tensor in tensors]
-        gradient = _FusedGradient(self.plan, self.weight, self.numbers)
-        return Finished(per_group, gradient, saved + self.left + self.kept)
-
-    def sum_distances(self) -> Tensor:
-        pairs = zip(self.plan.parts, self.scale_pass(), strict=True)
-        found = [each.view(part.shape.groups, -1, 1).sum(0, dtype=self.plan.exact) for part, each in pairs]
-        return self._by_feature(found)[:, 0]
-
-    def sum_products(self, kernel_unit: Tensor, unit: Tensor) -> Tensor:
-        self.numbers[:, 1], self.unit = kernel_unit, unit
-        r = self.temperatures
-        self.products: list[Tensor] = []
-        for products in self.products_pass():
-            products = products.triu() + products.triu(1).mT
-            self.products.append(products.view(self.plan.groups, -1, r * r))
-        sums = self._by_feature([p.sum(0, dtype=self.plan.exact) for p in self.products])
-        return sums.view(-1, r, r) / unit.square()[:, None, None]
-
-    def finish(self, inverse_norm: Tensor, share: Tensor, factor: Tensor, size: Tensor) -> Finished:
-        norms = (inverse_norm[:, :, None] * inverse_norm[:, None, :]).flatten(1)
-        norms *= (share / self.unit.square())[:, None]
-        per_group = torch.zeros(self.plan.groups, dtype=self.plan.exact, device=share.device)
-        for part, products in zip(self.plan.parts, self.products, strict=True):
-            of_vector = norms[part.numbers.feature]
-            per_group += torch.einsum("gvr,vr->g", products.to(self.plan.exact), of_vector)
-        self.numbers[:, 2] = factor / self.unit
-        self.numbers[:, 3 + self.temperatures :] = inverse_norm
-        return self.finished(per_group)
-
-    def _places(self) -> Iterator[tuple[Part, Tensor, Tensor, Tensor, Tensor]]:
-        """Each width, and the tensors that all kernels of the passes read."""
-        for part, sets, table in zip(self.plan.parts, self.sets, self.tables, strict=True):
-            yield part, sets[0][0], table, part.numbers.owner, self.weight
-
-    def _by_feature(self, found: list[Tensor]) -> Tensor:
-        """``[vectors, n]`` of each bucket, summed over the vectors of each feature: ``[features, n]``.
-
-        A product, as ``index_add`` on a GPU adds in any order.
-        """
-        out = found[0].new_zeros(self.plan.features, found[0].shape[1])
-        for part, values in zip(self.plan.parts, found, strict=True):
-            out[part.numbers.positions] = part.numbers.member @ values
-        return out
+    units: Tensor
+    sums: Tensor | None
+    sample_norms: list[Tensor]
 
 
-@dataclass
+class _DriftBuffers(NamedTuple):
+    """Norms ``[F, 1 + R]`` and loss terms ``[F, 1 + R²]`` (see ``statistics_triton``); and for each width
+    ⟨V_τ, V_τ'⟩ ``[problems, R, R]`` for τ ≤ τ', and softmax terms.
+    """
+
+    norms: Tensor
+    loss_terms: Tensor
+    products: list[Tensor]
+    softmax_terms: list[Tensor]
+
+
+class FusedEngine:
+    """The passes as launches of ``passes_triton``, with ``statistics_triton`` between them.
+
+    Besides inputs and gradients, a call allocates R² + 1 elements for each problem, the squared norms of its
+    samples, and, until the gradient is computed, the softmax terms of the rows and columns of A. The backward
+    pass computes the gradient.
+    """
+
+    def __init__(self, call: LossCall) -> None:
+        self.call, self.plan = call, make_plan(call)
+        self.sets = [
+            [[_aligned(t) for t in tensors] for tensors in _three_sets(bucket)] for bucket in call.buckets
+        ]
+        self.tables = [
+            feature_table(width.shape, sets, (), self.plan.device)
+            for width, sets in zip(self.plan.widths, self.sets, strict=True)
+        ]
+        # Unweighted kernels take a weight that they do not read.
+        self.weight = self.plan.temperatures if call.weight is None else call.weight.contiguous()
+
+    def measure_scale(self) -> ScalePass:
+        """Measure E_x E_y ‖φ(x) − φ(y)‖ of each feature, weighted over y."""
+        plan, given = self.plan, self.call.statistics
+        problem_sums, sample_norms = [], []
+        for width, *inputs in self._inputs():
+            problem_sums.append(self._empty(width.shape.problems))
+            sample_norms.append(self._empty(width.sample_norms))
+            width.scale(*inputs, problem_sums[-1], sample_norms[-1])
+        scale, units = self._empty(plan.features), self._empty(plan.features, 2, dtype=torch.float64)
+        weight_sum = None if self.call.weight is None else self.weight.sum(dtype=torch.float64)
+        sums, given_scale = self._sums(3), None
+        if given is not None:
+            given_scale = given.scale.to(units).expand(plan.features).contiguous()
+        for stage, each, table, per_problem in self._stages(sums, problem_sums):
+            each.scale_statistics[stage](per_problem, table, weight_sum, sums, given_scale, scale, units)
+        groups: Tensor | int = plan.groups
+        if sums is not None:
+            if given is not None:
+                sums[:, 2] = given.groups
+            groups = sums[0, 2]
+        return ScalePass(scale, groups, _ScaleBuffers(units, sums, sample_norms))
+
+    def measure_drift(self, scale: ScalePass) -> DriftPass:
+        """Measure E[⟨V_τ, V_τ'⟩ / D] of each feature and pair of temperatures."""
+        plan, given, r = self.plan, self.call.statistics, len(self.plan.temperatures)
+        units, scale_sums, sample_norms = scale.buffers
+        products, softmax_terms = [], []
+        for (width, *inputs), norms in zip(self._inputs(), sample_norms, strict=True):
+            products.append(self._empty(width.shape.problems, r, r))
+            softmax_terms.append(self._empty(width.softmax_terms))
+            width.products(*inputs, units, plan.temperatures, norms, products[-1], softmax_terms[-1])
+        drift, norms = self._empty(plan.features, r), self._empty(plan.features, 1 + r)
+        loss_terms = self._empty(plan.features, 1 + r * r, dtype=torch.float64)
+        sums, given_drift = self._sums(r, r), None
+        if given is not None:
+            given_drift = given.drift.to(units).expand(plan.features, r).contiguous()
+        for stage, each, table, per_problem in self._stages(sums, products):
+            each.drift_statistics[stage](
+                per_problem, table, units, scale_sums, sums, given_drift, drift, norms, loss_terms
+            )
+        return DriftPass(drift, _DriftBuffers(norms, loss_terms, products, softmax_terms))
+
+    def combine(self, scale: ScalePass, drift: DriftPass) -> Combined:
+        """Sum the loss of each group from the products. The gradient is computed later."""
+        plan, several = self.plan, len(self.plan.widths) > 1
+        norms, loss_terms, products, softmax_terms = drift.buffers
+        loss, per_width = self._empty(), []
+        for width, table, per_problem in zip(plan.widths, self.tables, products, strict=True):
+            per_width.append(self._empty(plan.groups, dtype=torch.float64 if several else torch.float32))
+            width.group_statistics(
+                per_problem, table, width.feature_of_vector, loss_terms, per_width[-1], loss
+            )
+        per_group = torch.stack(per_width).sum(0) if several else per_width[0]
+        if not plan.needs_gradient:
+            return Combined(loss, per_group)
+        samples = [tensor for sets in self.sets for tensors in sets for tensor in tensors]
+        gradient = _FusedGradient(plan, self.weight, scale.buffers.units, norms)
+        return Combined(loss, per_group, gradient, samples + scale.buffers.sample_norms + softmax_terms)
+
+    def _inputs(self) -> Iterator[tuple[WidthPlan, Tensor, Tensor, Tensor, Tensor]]:
+        """Plan of each width, and the tensors that all kernels of the passes read."""
+        for width, sets, table in zip(self.plan.widths, self.sets, self.tables, strict=True):
+            yield width, sets[0][0], table, width.feature_of_vector, self.weight
+
+    def _stages(
+        self, sums: Tensor | None, per_problem: list[Tensor]
+    ) -> Iterator[tuple[int, WidthPlan, Tensor, Tensor]]:
+        """Yield the statistics of each stage and width, and all-reduce ``sums`` between the two stages."""
+        for stage in (0,) if sums is None else (0, 1):
+            if stage == 1 and sums is not None:
+                self.call.all_reduce(sums)
+            for width, table, values in zip(self.plan.widths, self.tables, per_problem, strict=True):
+                yield stage, width, table, values
+
+    def _sums(self, *shape: int) -> Tensor | None:
+        """Sums between two stages of statistics; None if there is only one."""
+        if self.call.statistics is None and not self.call.is_shared:
+            return None
+        return self._empty(self.plan.features, *shape, dtype=torch.float64)
+
+    def _empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=self.plan.device)
+
+
+@dataclass(frozen=True)
 class _FusedGradient:
-    """The last pass, when the gradient is asked for: nothing of it has to be kept until then."""
+    """Computes the gradient in the backward pass, so that it takes no memory before."""
 
     plan: Plan
     weight: Tensor
-    numbers: Tensor
+    units: Tensor
+    norms: Tensor
 
-    def read(self, upstream: Tensor, saved: Sequence[Tensor]) -> list[Tensor]:
-        rest, gradients = list(saved), []
+    def compute(self, upstream: Tensor, saved: Sequence[Tensor]) -> list[Tensor]:
+        widths, remaining, gradients = self.plan.widths, list(saved), []
         upstream = upstream.float()
-        each = upstream.ndim > 0
-        parts = self.plan.parts
-        lefts, kepts = rest[-2 * len(parts) : -len(parts)], rest[-len(parts) :]
-        for part, left, kept in zip(parts, lefts, kepts, strict=True):
+        by_group = upstream.ndim > 0
+        buffers = remaining[-2 * len(widths) :]
+        for i, width in enumerate(widths):
+            sample_norms, softmax_terms = buffers[i], buffers[len(widths) + i]
             sets = []
-            for samples in part.shape.samples:
-                count = len(part.shape.features) if samples else 0
-                sets.append(rest[:count])
-                del rest[:count]
+            for samples in width.shape.samples:
+                count = len(width.shape.features) if samples else 0
+                sets.append(remaining[:count])
+                del remaining[:count]
             out = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in sets[0]]
-            table = part.shape.table(sets, out, self.plan.device)
-            place = sets[0][0], table, part.numbers.owner, self.weight
-            part.gradients[each](*place, self.numbers, self.plan.temperatures, left, kept, upstream)
+            table = feature_table(width.shape, sets, out, self.plan.device)
+            width.gradients[by_group](
+                sets[0][0], table, width.feature_of_vector, self.weight, self.units, self.norms,
+                self.plan.temperatures, sample_norms, softmax_terms, upstream,
+            )  # fmt: skip
             gradients += out
         return gradients
 
 
-def _three(bucket: Bucket) -> list[list[Tensor]]:
+def _three_sets(bucket: Bucket) -> list[list[Tensor]]:
     return [bucket.generated, bucket.negatives or [], bucket.positives]
 
 
-def _ready(tensor: Tensor) -> Tensor:
-    """The samples of each group side by side, from an address that wide loads can begin at.
+def _aligned(tensor: Tensor) -> Tensor:
+    """Return the tensor with contiguous groups and a 16-byte aligned address, copied only if necessary.
 
-    Groups may lie apart, as those of positives and negatives that were encoded together do.
+    Groups may be strided, as those of positives and negatives that were encoded together are.
     """
     if tensor.requires_grad:
         tensor = tensor.detach()
     if not tensor.is_contiguous():
         vectors, width = tensor.shape[2:]
-        wanted = zip(tensor.shape[1:], tensor.stride()[1:], (vectors * width, width, 1), strict=True)
-        dense = all(size == 1 or stride == want for size, stride, want in wanted)
+        expected = zip(tensor.shape[1:], tensor.stride()[1:], (vectors * width, width, 1), strict=True)
+        dense = all(size == 1 or stride == dense_stride for size, stride, dense_stride in expected)
         if not dense or tensor.stride(0) % width:
             tensor = tensor.contiguous()
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()

@@ -1,5 +1,6 @@
-"""All that a call of the kernels needs but for the tensors, put together once for calls alike: a small loss
-takes a GPU less time than a host would take to find it again.
+"""Launch plans: everything that a call of the kernels needs except its tensors, cached by shape.
+
+On a GPU, building a plan would take the host longer than a small loss takes the GPU.
 """
 
 from __future__ import annotations
@@ -7,137 +8,159 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from driftgen.drift.fused.shapes import KERNELS, Numbers, Shape, block_of, numbers_of
-from driftgen.drift.interfaces import Settings
+from driftgen.drift.fused.shapes import KERNELS, BucketShape, block_size
+from driftgen.drift.interfaces import LossCall, Settings
 from driftgen.drift.normalization import both
 from driftgen.ops.launch import Launch
 
-__all__ = ["Part", "Plan", "make_plan"]
+__all__ = ["Plan", "WidthPlan", "make_plan"]
 
-MOST_AT_A_TIME = 2048  # problems that statistics are taken of; more would not fit the registers
-OF_A_WARP = 128
+MAX_STATISTICS_BLOCK = 2048  # problems per iteration of a statistics program; more does not fit the registers
+PROBLEMS_PER_WARP = 128
+
+Source = Literal["measured", "shared", "given"]
+"""Source of the statistics: this process, all processes of the group, or the caller."""
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """One width: its launches, what each pass leaves for those after it, and numbers on the device."""
+class WidthPlan:
+    """Launches and buffer sizes of one width.
 
-    shape: Shape
-    numbers: Numbers
-    left: int  # float32 numbers that the first pass leaves
-    kept: int  # and those that the second keeps for the gradient
+    The statistics launches have one stage if statistics are measured by this process alone, else two; see
+    ``statistics_triton``.
+    """
+
+    shape: BucketShape
+    feature_of_vector: Tensor  # index of each vector's feature within the bucket
+    sample_norms: int  # float32 elements that the first pass stores for later passes
+    softmax_terms: int  # float32 elements that the second pass stores for the gradient
     scale: Launch
     products: Launch
-    scale_statistics: Launch
-    drift_statistics: Launch
+    scale_statistics: tuple[Launch, ...]
+    drift_statistics: tuple[Launch, ...]
     group_statistics: Launch
-    gradients: tuple[Launch, Launch]  # one upstream number for all groups, or one for each
+    gradients: tuple[Launch, Launch]  # with a scalar upstream gradient, and with one for each group
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A call of some shapes under some settings, on some device."""
+    """Launches of a call, one :class:`WidthPlan` for each width, narrowest first."""
 
-    parts: list[Part]
+    widths: list[WidthPlan]
     features: int
     groups: int
-    gradient: bool
+    needs_gradient: bool
     device: torch.device
-    exact: torch.dtype
     temperatures: Tensor
 
 
+def make_plan(call: LossCall) -> Plan:
+    """Return the plan of a call, which all calls of the same shapes share."""
+    shapes = tuple([BucketShape.of(bucket) for bucket in call.buckets])
+    source: Source = "given" if call.statistics is not None else "shared" if call.is_shared else "measured"
+    weighted = call.weight is not None
+    return _cached_plan(call.settings, shapes, weighted, call.needs_gradient, source, call.buckets[0].device)
+
+
 @functools.lru_cache(maxsize=256)
-def make_plan(
-    settings: Settings, shapes: tuple[Shape, ...], weighted: bool, gradient: bool, device: torch.device
-) -> Plan:
-    """The plan of all calls with these shapes: one width each, narrowest first."""
-    exact = torch.float32 if device.type == "mps" else torch.float64
+def _cached_plan(
+    settings: Settings, shapes: tuple[BucketShape, ...], weighted: bool, needs_gradient: bool, source: Source,
+    device: torch.device,
+) -> Plan:  # fmt: skip
     features = sum(len(shape.features) for shape in shapes)
-    parts = [
-        _part(settings, shape, weighted, gradient, device, numbers_of(shape, exact, device), features)
-        for shape in shapes
+    widths = [
+        _width_plan(settings, shape, weighted, needs_gradient, source, device, features) for shape in shapes
     ]
     temperatures = torch.tensor(settings.temperatures).to(device, non_blocking=True)
-    return Plan(parts, features, shapes[0].groups, gradient, device, exact, temperatures)
+    return Plan(widths, features, shapes[0].groups, needs_gradient, device, temperatures)
 
 
-def _part(
-    s: Settings,
-    shape: Shape,
-    weighted: bool,
-    gradient: bool,
-    device: torch.device,
-    numbers: Numbers,
-    features: int,
-) -> Part:
+def _width_plan(
+    s: Settings, shape: BucketShape, weighted: bool, needs_gradient: bool, source: Source,
+    device: torch.device, features: int,
+) -> WidthPlan:  # fmt: skip
     from driftgen.drift.fused import passes_triton as kernels
     from driftgen.drift.fused import statistics_triton as statistics
 
     r = len(s.temperatures)
-    sizes = [shape.all_vectors, *shape.samples, shape.width, s.guards.least_distance]
-    own = 0.0 if math.isinf(s.guards.self_distance) else s.guards.self_distance
-    factors = [own, s.guards.least_affinity, float(s.attraction), float(s.repulsion)]
+    masked = math.isinf(s.guards.self_distance)
+    sizes = [shape.all_vectors, *shape.samples, shape.width, s.guards.min_distance]
+    self_distance = 0.0 if masked else s.guards.self_distance
+    factors = [self_distance, s.guards.min_affinity, float(s.attraction), float(s.repulsion)]
     constants = {
         "R": r,
         "KERNEL": KERNELS.index(s.kernel),
         "BOTH": s.normalization is both,
-        "MASKED": math.isinf(s.guards.self_distance),
+        "MASKED": masked,
         "WEIGHTED": weighted,
-        "WEIGH_KERNEL": s.weigh_kernel and weighted,
+        "WEIGHTED_SOFTMAX": s.weighted_softmax and weighted,
     }
 
     def launch(kernel: Any, programs: int, *arguments: float, **options: Any) -> Launch:
         return Launch(kernel, programs, device, *arguments, **options)
 
     def gradient_launch(by_group: int) -> Launch:
-        options = constants | shape.options("gradient_kernel")
+        options = constants | shape.build_options("gradient_kernel")
         return launch(kernels.gradient_kernel, shape.problems, by_group, *sizes, *factors, **options)
 
-    # Problems of one feature, and of one group, that a program of statistics has at a time.
-    of_feature = _at_a_time(shape.groups * max(shape.vectors))
-    of_group = _at_a_time(shape.all_vectors)
+    def statistics_launches(kernel: Any, *arguments: float, **options: Any) -> tuple[Launch, ...]:
+        stages = [(True, True)] if source == "measured" else [(True, False), (False, True)]
+        options |= _block_options(shape.groups * max(shape.vectors))
+        return tuple(
+            launch(
+                kernel, len(shape.features), *counts, *arguments,
+                SUM=sums, FINISH=finish, GIVEN=source == "given", **options,
+            )
+            for sums, finish in stages
+        )  # fmt: skip
+
     counts = shape.groups, shape.all_vectors, shape.samples[0]
     pairs = shape.groups * sum(shape.samples)
-    part = Part(
+    owner = torch.arange(len(shape.vectors)).repeat_interleave(torch.tensor(shape.vectors))
+    plan = WidthPlan(
         shape,
-        numbers,
-        shape.problems * shape.left,
-        shape.problems * shape.kept(r) if gradient else 1,
+        owner.to(device, non_blocking=True),
+        shape.problems * shape.sample_norms_size,
+        shape.problems * shape.softmax_terms_size(r) if needs_gradient else 1,
         launch(
-            kernels.scale_kernel, shape.problems, *sizes, WEIGHTED=weighted, **shape.options("scale_kernel")
+            kernels.scale_kernel, shape.problems, *sizes,
+            WEIGHTED=weighted, **shape.build_options("scale_kernel"),
         ),
         launch(
             kernels.products_kernel, shape.problems, *sizes, *factors,
-            KEEP=gradient, **(constants | shape.options("products_kernel")),
+            STORE_TERMS=needs_gradient, **(constants | shape.build_options("products_kernel")),
+        ),
+        statistics_launches(
+            statistics.scale_statistics, pairs, shape.width, s.guards.min_scale, WEIGHTED=weighted
+        ),
+        statistics_launches(
+            statistics.drift_statistics, shape.width, s.guards.min_drift,
+            NORMALIZE=s.normalize_drift, SUM_VECTORS=s.sum_vectors, R=r,
         ),
         launch(
-            statistics.scale_statistics, len(shape.features), *counts, pairs, shape.width,
-            s.guards.least_scale, WEIGHTED=weighted, R=r, **of_feature,
-        ),
-        launch(
-            statistics.drift_statistics, len(shape.features), *counts, shape.width, s.guards.least_drift,
-            NORMALIZE=s.normalize_drift, SUM_VECTORS=s.sum_vectors, R=r, **of_feature,
-        ),
-        launch(
-            statistics.group_statistics, shape.groups, shape.all_vectors, features, R=r, **of_group,
+            statistics.group_statistics, shape.groups, shape.all_vectors, features,
+            R=r, **_block_options(shape.all_vectors),
         ),
         (gradient_launch(0), gradient_launch(1)),
     )  # fmt: skip
-    # The three that take longest, side by side: tensors as ``driftgen.drift.fused.engine`` gives them.
-    place = shape.dtype, torch.int64, torch.int64, torch.float32
-    part.scale.prepare(*place, *[torch.float32] * 2)
-    part.products.prepare(*place, *[torch.float32] * 5)
-    if gradient:
-        part.gradients[0].prepare(*place, *[torch.float32] * 5)
-    return part
+    _compile_in_background(plan, needs_gradient)
+    return plan
 
 
-def _at_a_time(problems: int) -> dict[str, int]:
-    block = min(block_of(problems), MOST_AT_A_TIME)
-    return {"BLOCK": block, "num_warps": max(1, block // OF_A_WARP)}
+def _compile_in_background(plan: WidthPlan, needs_gradient: bool) -> None:
+    """Compile the three largest kernels in parallel, for the dtypes that the engine passes."""
+    inputs = plan.shape.dtype, torch.int64, torch.int64, torch.float32
+    plan.scale.prepare(*inputs, *[torch.float32] * 2)
+    plan.products.prepare(*inputs, torch.float64, *[torch.float32] * 4)
+    if needs_gradient:
+        plan.gradients[0].prepare(*inputs, torch.float64, *[torch.float32] * 5)
+
+
+def _block_options(problems: int) -> dict[str, int]:
+    block = min(block_size(problems), MAX_STATISTICS_BLOCK)
+    return {"BLOCK": block, "num_warps": max(1, block // PROBLEMS_PER_WARP)}

@@ -1,0 +1,91 @@
+"""From sums over the batch to scale, drift norms and loss (appendix "Feature and Drift Normalization").
+
+``[F]`` is one value for each feature. ``fused/statistics_triton.py`` does the same arithmetic in kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from driftgen.drift.interfaces import Settings, Statistics
+
+__all__ = ["LossTerms", "Norms", "Units", "drift_norms", "loss_terms", "mean_distance", "scale_units"]
+
+
+class Units(NamedTuple):
+    """Units of each feature, ``[F]``: S √D divides distances, S divides coordinates."""
+
+    distance: Tensor
+    coordinate: Tensor
+
+
+class Norms(NamedTuple):
+    """Means of ⟨V_τ, V_τ'⟩ / D, ``[F, R, R]``, and 1/λ_τ, ``[F, R]``."""
+
+    products: Tensor
+    inverse: Tensor
+
+    @property
+    def drift(self) -> Tensor:
+        """E[‖V_τ‖² / D], ``[F, R]``."""
+        return self.products.diagonal(dim1=-2, dim2=-1)
+
+
+class LossTerms(NamedTuple):
+    """Loss of the batch, and of each feature: factor of ‖Ṽ‖² in the loss of a group, factor of Ṽ in the
+    gradient, and the typical size of Ṽ rounded to a power of two.
+    """
+
+    loss: Tensor
+    share: Tensor
+    gradient_factor: Tensor
+    drift_size: Tensor
+
+
+def mean_distance(sums: Tensor) -> Tensor:
+    """E_x E_y ‖φ(x) − φ(y)‖ of each feature, from Σ w ‖x − y‖ and Σ w, the first columns of ``[F, 3]``."""
+    return sums[:, 0] / sums[:, 1].clamp(min=torch.finfo(sums.dtype).tiny)
+
+
+def scale_units(settings: Settings, scale: Tensor, widths: Tensor, given: Statistics | None) -> Units:
+    """Units that follow from the mean distance, or from that of ``given``."""
+    if not settings.normalize_features:
+        return Units(torch.ones_like(scale), torch.ones_like(scale))
+    if given is not None:
+        scale = given.scale.to(scale).expand_as(scale)
+    least = settings.guards.min_scale
+    return Units(_at_least(scale, least), _at_least(scale / widths.sqrt(), least))
+
+
+def drift_norms(settings: Settings, sums: Tensor, count: Tensor, given: Statistics | None) -> Norms:
+    """Norms λ_τ = √E[‖V_τ‖² / D] from Σ ⟨V_τ, V_τ'⟩ over ``count`` coordinates, or those of ``given``."""
+    products = sums / count[:, None, None]
+    norms = Norms(products, torch.ones_like(products[..., 0]))
+    if not settings.normalize_drift:
+        return norms
+    squared = norms.drift if given is None else given.drift.to(products).expand_as(norms.drift)
+    return norms._replace(inverse=_at_least(squared, settings.guards.min_drift, instead=math.inf).rsqrt())
+
+
+def loss_terms(
+    settings: Settings, norms: Norms, unit: Tensor, samples: int, vectors: Tensor, widths: Tensor,
+    groups: Tensor | int,
+) -> LossTerms:  # fmt: skip
+    """Loss from ‖Σ_τ V_τ/λ_τ‖² = Σ_ττ' ⟨V_τ, V_τ'⟩ / (λ_τ λ_τ'), and the factors that belong to it.
+
+    The products of all pairs of temperatures give the loss of the whole batch without a third collective.
+    """
+    factor = vectors if settings.sum_vectors else torch.ones_like(vectors)
+    per_feature = torch.einsum("frs,fr,fs->f", norms.products, norms.inverse, norms.inverse)
+    share = factor / (vectors * samples * widths)
+    drift_size = torch.ldexp(torch.ones_like(per_feature), torch.frexp(per_feature.sqrt()).exponent)
+    return LossTerms((per_feature * factor).sum(), share, -2 * share / (unit * groups), drift_size)
+
+
+def _at_least(value: Tensor, least: float, instead: float = 1.0) -> Tensor:
+    """Clamp to ``least``; without such a bound, replace 0 by ``instead``, so that 0/0 becomes 0."""
+    return value.clamp(min=least) if least > 0 else torch.where(value > 0, value, instead)
