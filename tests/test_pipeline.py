@@ -11,7 +11,7 @@ from PIL import Image
 
 import driftgen as dg
 from driftgen.generators import DiT, UNet2D
-from driftgen.interop.convert import from_official, to_official
+from driftgen.model_io import from_official, to_official
 from driftgen.support.images import contact_sheet, to_pil, to_uint8
 from driftgen.tokenizers import Identity
 from tests.support.autoencoders import kl_network
@@ -133,7 +133,7 @@ def test_sheet():
 def test_a_network_of_ones_own(tmp_path):
     pipe = dg.DriftPipeline(Own())
     assert pipe([5, 6], seed=0, output="numpy").shape == (2, 4, 4, 3)
-    with pytest.raises(dg.InputError, match="model is a Own: only DiT, UNet2D"):
+    with pytest.raises(dg.InputError, match=r"Own is not registered: call driftgen\.register_generator"):
         pipe.save_pretrained(tmp_path / "own")
     assert not (tmp_path / "own").exists()
     with pytest.raises(dg.InputError, match="generator is a Linear: it needs forward"):
@@ -237,19 +237,19 @@ def edit(**changes):
         (lambda f: (f / "config.json").unlink(), "holds no model: config.json and model.safetensors"),
         (lambda f: (f / "config.json").write_text("{"), "config.json cannot be read"),
         (lambda f: (f / "config.json").write_text('{"_class_name": "UNet"}'), "_class_name is 'UNet'"),
-        (lambda f: (f / "config.json").write_text("[]"), "is not that of a driftgen model"),
-        (edit(version=2), "has version 2, this driftgen"),
+        (lambda f: (f / "config.json").write_text("[]"), "does not describe a driftgen model"),
+        (edit(version=2), "has version 2, driftgen 0.1.0 reads version 1"),
         (edit(colour="red"), "config.json: colour: Extra inputs are not permitted"),
         (edit(guidance=0.5), "config.json: guidance: Input should be greater than or equal to 1"),
-        (edit(architecture="GPT"), "architecture='GPT' is not known"),
+        (edit(architecture="GPT"), "architecture='GPT' is not registered, only ConvNeXtV2, DiT"),
         (
             edit(options={"depht": 1}),
             "options do not fit DiT: option='depht' is not known: did you mean 'depth'",
         ),
         (edit(options={}), "does not fit config.json; missing"),
-        (edit(class_names=["a"]), "class_names has 1 names, the generator 4 classes"),
+        (edit(class_names=["a"]), "class_names has 1 names, the generator has 4 classes"),
         (edit(tokenizer={"kind": "gzip"}), "gzip"),
-        (lambda f: (f / "model.safetensors").unlink(), "does not exist: the folder is not whole"),
+        (lambda f: (f / "model.safetensors").unlink(), "does not exist: the folder is incomplete"),
         (lambda f: (f / "model.safetensors").write_bytes(b"short"), "is damaged"),
         (
             lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:-9]),
@@ -278,14 +278,14 @@ def test_an_encoder_is_no_generator():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"labels": 4}, "labels: 4 is no class of this model, they go from 0 to 3"),
-        ({"labels": [-1]}, "labels: -1 is no class"),
-        ({"labels": [0.5]}, "labels: 0.5 is no class"),
+        ({"labels": 4}, "labels: 4 is not a class of this model, classes are 0 to 3"),
+        ({"labels": [-1]}, "labels: -1 is not a class"),
+        ({"labels": [0.5]}, "labels: 0.5 is not a class"),
         ({"labels": []}, "labels is empty"),
         ({"labels": "cow"}, "labels='cow' is not known"),
         ({"guidance": 0.9}, "guidance=0.9 must be 1"),
         ({"guidance": float("nan")}, "guidance=nan must be 1"),
-        ({"seed": -1}, "seed=-1 must be a whole number"),
+        ({"seed": -1}, "seed=-1 must be an integer from 0"),
         ({"num_images": 0}, "num_images=0 must be at least 1"),
         ({"labels": [1, 2], "num_images": 1}, "num_images=1 is less than the 2 labels"),
         ({"output": "jpeg"}, "output='jpeg' is not known"),
@@ -302,15 +302,16 @@ def test_a_missing_tokenizer_is_told_before_any_work(monkeypatch):
     pipe = dg.DriftPipeline.from_pretrained(LATENT)
     pipe.generator.register_forward_hook(lambda *a: pytest.fail("sampled before the tokenizer was there"))
     with pytest.raises(
-        dg.InputError, match="the samples are latents, and to decode them: stabilityai/sd-vae-ft-mse is not"
+        dg.InputError,
+        match="the samples are latents, and their tokenizer is missing: stabilityai/sd-vae-ft-mse is not",
     ):
         pipe(0)
-    with pytest.raises(dg.InputError, match="the tokenizer has latents of 3 channels, the generator makes 4"):
+    with pytest.raises(dg.InputError, match="the tokenizer decodes 3 channels, the generator produces 4"):
         dg.DriftPipeline(pipe.generator, Identity(3))
 
 
 def test_class_names_are_needed_to_use_them():
-    with pytest.raises(dg.InputError, match="the model knows no class names"):
+    with pytest.raises(dg.InputError, match="the model has no class names"):
         dg.DriftPipeline(small())("cat")
 
 

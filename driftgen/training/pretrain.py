@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from driftgen.model_io import save_model
+from driftgen.model_io import RUN_MODEL, save_model
 from driftgen.ops.compile import compile_parts, to_channels_last
-from driftgen.pipeline import RUN_MODEL
 from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.images import contact_sheet, to_pil, to_uint8
 from driftgen.support.rng import derive_generator, derive_seed
-from driftgen.training.build import build_mae, make_tokenizer, open_data
+from driftgen.training.build import NO_PARTS, Parts, build_mae, make_tokenizer, open_data
 from driftgen.training.config import Masking, PretrainConfig
 from driftgen.training.distributed import Distributed
 from driftgen.training.loop import Loop, View, check_run, create_run
@@ -41,9 +40,9 @@ def classification_weight(config: Masking, step: int, steps: int) -> float:
 class Pretraining:
     """The task of the loop: masked images in, reconstruction (and classification) loss out."""
 
-    def __init__(self, config: PretrainConfig, processes: Distributed) -> None:
+    def __init__(self, config: PretrainConfig, processes: Distributed, parts: Parts = NO_PARTS) -> None:
         self.config, self.processes = config, processes
-        self.data = open_data(config.data)
+        self.data = open_data(config.data, parts.data)
         torch.manual_seed(derive_seed(config.seed, WEIGHTS))
         self.tokenizer = make_tokenizer(config.tokenizer, processes.device)
         shape = self.data.shape
@@ -157,13 +156,14 @@ def pretrain(
     name: str = "",
     override: bool = False,
     report: Callable[[Path], object] | None = None,
+    parts: Parts = NO_PARTS,
 ) -> bool:
     """Trains, or goes on with, the encoder in ``folder``; whether it is complete. It ends as ``model/``.
 
     ``report(folder)`` is called now and then and at the end.
     """
     check_run(folder, config, override=override)
-    task = Pretraining(config, processes)
+    task = Pretraining(config, processes, parts)
 
     def finish(averages: Mapping[str, nn.Module], step: int) -> None:
         decay, first = next(iter(averages.items()))

@@ -15,17 +15,27 @@ from driftgen.drift.guidance import sample_alpha
 from driftgen.drift.loss import DriftingLoss, LossOutput, Statistics
 from driftgen.errors import InputError
 from driftgen.generators.base import Noise
+from driftgen.model_io import RUN_MODEL
 from driftgen.ops.compile import compile_parts, to_channels_last
-from driftgen.pipeline import RUN_MODEL, DriftPipeline
+from driftgen.pipeline import DriftPipeline
 from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.images import contact_sheet, to_pil, to_uint8
 from driftgen.support.rng import derive_generator, derive_seed
-from driftgen.training.build import build_features, build_generator, make_tokenizer, open_data
+from driftgen.training.build import (
+    NO_PARTS,
+    Parts,
+    build_features,
+    build_generator,
+    load_initial_weights,
+    make_tokenizer,
+    open_data,
+)
+from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.config import TrainConfig
 from driftgen.training.distributed import Distributed
 from driftgen.training.graphed_step import GraphedStep, can_capture
 from driftgen.training.health import Health, never_trained
-from driftgen.training.loop import Loop, View, check_run, create_run
+from driftgen.training.loop import CHECKPOINTS, Loop, View, check_run, create_run
 from driftgen.training.sharding import make_mesh
 from driftgen.training.step import DriftStep, StepInputs, StepOutput
 from driftgen.training.step_metrics import measure
@@ -41,11 +51,16 @@ class Training:
     """The task of the loop: draws a step, computes its gradient, measures its health."""
 
     def __init__(
-        self, config: TrainConfig, processes: Distributed, info: Callable[[str], None] = lambda text: None
+        self,
+        config: TrainConfig,
+        processes: Distributed,
+        info: Callable[[str], None] = lambda text: None,
+        parts: Parts = NO_PARTS,
+        init: str | None = None,
     ) -> None:
         self.config, self.processes = config, processes
         device = processes.device
-        self.data = open_data(config.data)
+        self.data = open_data(config.data, parts.data)
         batch = config.batch
         sizes = StepSizes(batch.classes, batch.positives, batch.unconditional)
         self.source = open_source(self.data, sizes, config.queue, config.seed, ahead=device.type == "cuda")
@@ -53,12 +68,18 @@ class Training:
         classes = self.source.num_classes
         torch.manual_seed(derive_seed(config.seed, WEIGHTS))
         self.generator = build_generator(
-            config.generator, self.source.shape, classes, checkpoint_blocks=config.checkpoint_blocks
+            config.generator,
+            self.source.shape,
+            classes,
+            checkpoint_blocks=config.checkpoint_blocks,
+            given=parts.generator,
         )
+        if init is not None:
+            info(load_initial_weights(self.generator, init, self.data.class_names))
         mesh = make_mesh(config, processes)
         if mesh is None:
             self.generator.to(device)  # else the loop moves it, share by share
-        phi = build_features(config, self.source.shape, self.tokenizer, device, mesh)
+        phi = build_features(config, self.source.shape, self.tokenizer, device, mesh, parts.encoders)
         self.model: nn.Module = self.generator
         if config.compile:
             compile_parts(self.generator)
@@ -186,6 +207,7 @@ def train(
     name: str = "",
     override: bool = False,
     report: Callable[[Path], object] | None = None,
+    parts: Parts = NO_PARTS,
 ) -> bool:
     """Trains, or goes on with, the run in ``folder``; whether it is complete.
 
@@ -193,20 +215,24 @@ def train(
     ``metrics.jsonl``, and what ``report(folder)`` writes, now and then and at the end.
     """
     check_run(folder, config, override=override)
-    task = Training(config, processes, view.info)
+    resumes = bool(Checkpoints(folder / CHECKPOINTS).steps)
+    task = Training(config, processes, view.info, parts, None if resumes else config.init)
     encoders = zip(config.encoders, task.step.phi.networks, strict=True)
-    untrained = [entry.path for entry, encoder in encoders if never_trained(encoder)]
+    untrained = [entry.name for entry, encoder in encoders if never_trained(encoder)]
     health = Health(config.loss.temperatures, untrained)
     for note in getattr(task.source, "notes", []):
         view.info(note)
 
+    origin = {} if config.init is None else {"init": config.init}
+
     def finish(averages: Mapping[str, nn.Module], step: int) -> None:
         for i, (decay, model) in enumerate(averages.items()):
             place = folder / (RUN_MODEL if i == 0 else f"{RUN_MODEL}-ema-{decay}")
-            task.pipeline(model, recipe=name, step=step, ema=decay).save_pretrained(place)
+            task.pipeline(model, recipe=name, step=step, ema=decay, **origin).save_pretrained(place)
 
     if processes.is_main:
-        create_run(folder, config, task="train", temperatures=list(config.loss.temperatures), recipe=name)
+        temperatures = list(config.loss.temperatures)
+        create_run(folder, config, task="train", temperatures=temperatures, recipe=name, **origin)
     processes.barrier()
     try:
         return Loop(folder, config, task, processes, view, finish, report, health.update).run()

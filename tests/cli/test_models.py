@@ -90,12 +90,12 @@ def damaged(tmp_path):
     [
         (
             ["sample", "{pixel}", "--labels", "10"],
-            "labels: 10 is no class of this model, they go from 0 to 9",
+            "labels: 10 is not a class of this model, classes are 0 to 9",
         ),
-        (["sample", "{pixel}", "--labels", "cat"], "the model knows no class names"),
+        (["sample", "{pixel}", "--labels", "cat"], "the model has no class names"),
         (
             ["sample", "{pixel}", "--labels", ""],
-            "the model knows no class names, give a number in place of ''",
+            "the model has no class names, give an index instead of ''",
         ),
         (["sample", "{pixel}", "--guidance", "0.5"], "guidance=0.5 must be 1 (none) or more"),
         (["sample", "{pixel}", "--dtype", "int8"], "dtype='int8' is not known"),
