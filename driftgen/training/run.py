@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from driftgen.data.config import Augment
 from driftgen.data.images import RealData
-from driftgen.data.memory import open_memory
+from driftgen.data.in_memory import open_memory
 from driftgen.errors import InputError, unknown_name
 from driftgen.evaluation.digits import evaluate_digits
 from driftgen.evaluation.precision_recall import precision_recall

@@ -131,7 +131,7 @@ class DatasetImages:
             array = np.asarray(image)
             if not isinstance(image, np.ndarray):  # a PIL image: channels last, or none
                 array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
-            image = torch.from_numpy(np.ascontiguousarray(array))
+            image = torch.from_numpy(np.array(array))  # a copy: PIL arrays are read-only
         return image.float() if image.is_floating_point() else to_float(image).add(1).div(2)
 
     def _labels(self) -> NDArray[np.int64]:
