@@ -146,7 +146,7 @@ def test_interrupted_sampling_goes_on(tmp_path):
 
 def test_help_fits_the_terminal(here, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    for words in (["sample"], ["convert"], ["convert", "official"]):
+    for words in (["sample"], ["convert"], ["convert", "official"], ["train"], ["pretrain"], ["encode"]):
         done = here(*words, "--help")
         assert done.returncode == 0
         assert max(map(len, done.stdout.splitlines())) <= 80
