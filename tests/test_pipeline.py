@@ -1,4 +1,4 @@
-"""The pipeline: one network call per image, seeds, labels, folders that can be trusted."""
+"""The pipeline: one network call per image, seeds, labels, saving and loading."""
 
 import json
 import shutil
@@ -44,10 +44,10 @@ def test_image_i_of_a_seed_is_always_the_same(pipe):
     rest = list(pipe.stream([1] * 9, seed=3, output="tensor", skip=5))
     torch.testing.assert_close(torch.cat(rest), whole[5:], rtol=0, atol=1e-5)
     first, second = (pipe(1, output="tensor") for _ in range(2))
-    assert not torch.equal(first, second)  # without a seed each call draws anew
+    assert not torch.equal(first, second)  # without a seed, every call differs
 
 
-def test_the_network_sees_what_was_asked(pipe):
+def test_arguments_reach_the_network(pipe):
     seen = []
     pipe.generator.register_forward_pre_hook(lambda module, inputs: seen.append(inputs))
     pipe(["cat", 3], guidance=2.5, seed=0)
@@ -113,7 +113,7 @@ def test_latents_through_an_sd_vae_that_travels_with_the_model(tmp_path):
 
 
 def test_bytes_are_those_of_the_release():
-    """Inputs and outputs of the release's conversion, whose images are in [0, 1]."""
+    """Inputs and outputs of the release's conversion to uint8; its images are in [0, 1]."""
     given = [-0.1, 0.0, 0.00196, 0.5, 0.4999, 0.9999, 1.0, 1.2, float("nan"), float("inf"), -float("inf")]
     want = [0, 0, 0, 127, 127, 254, 255, 255, 0, 255, 0]
     images = (2 * torch.tensor(given) - 1).reshape(1, 1, 1, -1)
@@ -130,7 +130,7 @@ def test_sheet():
     assert contact_sheet(gray, columns=5).size[1] == 68
 
 
-def test_a_network_of_ones_own(tmp_path):
+def test_a_users_network(tmp_path):
     pipe = dg.DriftPipeline(Own())
     assert pipe([5, 6], seed=0, output="numpy").shape == (2, 4, 4, 3)
     with pytest.raises(dg.InputError, match=r"Own is not registered: call driftgen\.register_generator"):
@@ -145,8 +145,11 @@ def test_a_network_of_ones_own(tmp_path):
 
 @pytest.mark.parametrize("kind", [DiT, UNet2D])
 def test_saved_and_loaded(kind, tmp_path):
-    made = {DiT: small, UNet2D: lambda: lively(UNet2D(input_size=8, in_channels=1, num_classes=4, **UNET))}
-    network = made[kind]()
+    builders = {
+        DiT: small,
+        UNet2D: lambda: lively(UNet2D(input_size=8, in_channels=1, num_classes=4, **UNET)),
+    }
+    network = builders[kind]()
     pipe = dg.DriftPipeline(network, class_names=list("abcd"), guidance=1.2, source={"step": 7})
     pipe.save_pretrained(tmp_path / "m")
     assert sorted(p.name for p in (tmp_path / "m").iterdir()) == [
@@ -175,11 +178,11 @@ UNET = {
 }
 
 
-def test_number_types(tmp_path):
+def test_dtypes(tmp_path):
     dg.DriftPipeline(small().bfloat16()).save_pretrained(tmp_path)
-    kept = dg.DriftPipeline.from_pretrained(tmp_path)
-    assert kept.generator.positions.dtype == torch.bfloat16
-    assert kept(0, seed=0, output="tensor").dtype == torch.float32
+    saved = dg.DriftPipeline.from_pretrained(tmp_path)
+    assert saved.generator.positions.dtype == torch.bfloat16
+    assert saved(0, seed=0, output="tensor").dtype == torch.float32
     wide = dg.DriftPipeline.from_pretrained(tmp_path, dtype=torch.float32)
     assert wide.generator.positions.dtype == torch.float32
 
@@ -198,7 +201,7 @@ def test_an_official_artifact_is_a_pipeline(folder, tmp_path):
 
 
 @pytest.mark.parametrize("folder", [PIXEL, LATENT, MAE, CONVNEXT], ids=lambda f: f.name)
-def test_conversion_there_and_back_is_bit_exact(folder, tmp_path):
+def test_conversion_round_trip_is_bit_exact(folder, tmp_path):
     from_official(str(folder), tmp_path / "ours")
     to_official(tmp_path / "ours", tmp_path / "theirs")
     source = folder / "params_ema" if (folder / "params_ema").is_dir() else folder
@@ -239,7 +242,7 @@ def edit(**changes):
         (lambda f: (f / "config.json").write_text('{"_class_name": "UNet"}'), "_class_name is 'UNet'"),
         (lambda f: (f / "config.json").write_text("[]"), "does not describe a driftgen model"),
         (edit(version=2), "has version 2, driftgen 0.1.0 reads version 1"),
-        (edit(colour="red"), "config.json: colour: Extra inputs are not permitted"),
+        (edit(color="red"), "config.json: color: Extra inputs are not permitted"),
         (edit(guidance=0.5), "config.json: guidance: Input should be greater than or equal to 1"),
         (edit(architecture="GPT"), "architecture='GPT' is not registered, only ConvNeXtV2, DiT"),
         (
@@ -270,7 +273,7 @@ def test_a_tensor_of_another_shape(tmp_path):
         dg.load_model(tmp_path)
 
 
-def test_an_encoder_is_no_generator():
+def test_an_encoder_is_not_a_generator():
     with pytest.raises(dg.InputError, match="holds a ResNetMAE, which is an encoder"):
         dg.DriftPipeline.from_pretrained(MAE)
 
@@ -297,7 +300,7 @@ def test_wrong_calls(pipe, options, message):
     assert message in str(error.value)
 
 
-def test_a_missing_tokenizer_is_told_before_any_work(monkeypatch):
+def test_a_missing_tokenizer_is_reported_before_sampling(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     pipe = dg.DriftPipeline.from_pretrained(LATENT)
     pipe.generator.register_forward_hook(lambda *a: pytest.fail("sampled before the tokenizer was there"))
