@@ -74,6 +74,8 @@ def build_generator(
             raise InputError(
                 "generator.kind=module: pass the network from Python, driftgen.train(..., generator=...)"
             )
+        if checkpoint_blocks:
+            raise InputError("checkpoint_blocks=true: only a generator named in the recipe takes it")
         check_generator(given, shape, classes)
         return given
     entry = get_architecture("generator", config.kind)
