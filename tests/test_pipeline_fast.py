@@ -141,7 +141,7 @@ def test_sample(here, tmp_path):
 class Replayed(GraphedFunction):
     """Captured graphs without a GPU: a replay computes from the copied inputs."""
 
-    def _record(self, inputs):
+    def _capture(self, inputs):
         while len(self.captured) >= self.most:
             del self.captured[next(iter(self.captured))]
         static = [x.clone() for x in inputs]
