@@ -1,5 +1,8 @@
 """Drifting Models: generators that turn noise into a sample in one network call."""
 
+from __future__ import annotations
+
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from driftgen import data, features, generators, tokenizers
@@ -11,8 +14,15 @@ from driftgen.errors import InputError
 from driftgen.interop.official import load_official
 
 if TYPE_CHECKING:
-    from driftgen.model_io import load_model, save_model
+    from pathlib import Path
+
+    import torch
+
+    from driftgen import evaluation
+    from driftgen.model_io import load_model, register_encoder, register_generator, save_model
     from driftgen.pipeline import DriftPipeline
+    from driftgen.training.config import PretrainConfig, TrainConfig
+    from driftgen.training.run import Run
 
 __version__ = "0.1.0"
 __all__ = [
@@ -20,30 +30,123 @@ __all__ = [
     "DriftingLoss",
     "InputError",
     "LossOutput",
+    "Run",
     "SampleQueue",
     "data",
     "drift_field",
+    "evaluation",
     "features",
     "generators",
     "guidance",
     "load_model",
     "load_official",
     "mmd_field",
+    "pretrain",
+    "register_encoder",
+    "register_generator",
     "save_model",
     "tokenizers",
+    "train",
 ]
 
-# Loaded on first use: what reads and writes files is not needed to compute a loss.
-_LATER = {
+# Imported on first use: computing a loss needs none of them.
+_LAZY = {
     "DriftPipeline": "driftgen.pipeline",
+    "Run": "driftgen.training.run",
     "load_model": "driftgen.model_io",
+    "register_encoder": "driftgen.model_io",
+    "register_generator": "driftgen.model_io",
     "save_model": "driftgen.model_io",
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module 'driftgen' has no attribute {name!r}")
-    from importlib import import_module
+def train(
+    recipe: str | Path | TrainConfig,
+    out: str | Path | None = None,
+    *,
+    data: Any = None,
+    generator: Any = None,
+    encoders: Any = None,
+    init: str | Path | None = None,
+    device: str | torch.device | None = None,
+    name: str | None = None,
+    override: bool = False,
+    **changes: Any,
+) -> Run:
+    """Train a one-step generator, as ``driftgen train`` does: same loop, checkpoints, resume and report.
 
-    return getattr(import_module(_LATER[name]), name)
+    Example::
+
+        run = dg.train("digits", data=(images, labels), generator=net, optim={"steps": 500})
+        run.pipeline()(labels=[0, 1], seed=0)
+
+    Args:
+        recipe: name of a packaged recipe, path of a ``.yaml`` file, or a configuration.
+        out: folder of the run; a run in it is resumed. None creates ``runs/RECIPE``, with a number if that
+            exists.
+        data: arrays ``(images, labels)`` or ``images``, from NumPy or PyTorch; a dataset of (image, label);
+            or the path of a folder, ``.npz`` or ``.npy``. See :func:`driftgen.data.in_memory.open_memory`.
+        generator: a network of your own with the methods of :class:`~driftgen.generators.Generator`. It is
+            trained in place.
+        encoders: a list of encoders of your own, each a module with ``features(x)`` or a pair (module,
+            switches), or paths of saved encoders. Modules are frozen in place.
+        init: initial weights of the generator, from any model that :func:`load_model` loads. Not used if
+            ``out`` has a checkpoint.
+        device: ``"cpu"`` or ``"cuda"``; a GPU if there is one and this is None.
+        name: name of the run in its report; that of the recipe if None.
+        override: resume a run although its configuration differs.
+        changes: values of the recipe, by section (``optim={"steps": 100}``) or by dotted key
+            (``**{"optim.steps": 100}``).
+    """
+    return _start_run(
+        "train",
+        recipe,
+        out,
+        changes,
+        data=data,
+        generator=generator,
+        encoders=encoders,
+        init=init,
+        device=device,
+        name=name,
+        override=override,
+    )
+
+
+def pretrain(
+    recipe: str | Path | PretrainConfig,
+    out: str | Path | None = None,
+    *,
+    data: Any = None,
+    device: str | torch.device | None = None,
+    name: str | None = None,
+    override: bool = False,
+    **changes: Any,
+) -> Run:
+    """Train an encoder (a masked autoencoder), as ``driftgen pretrain`` does. See :func:`train`."""
+    return _start_run(
+        "pretrain", recipe, out, changes, data=data, device=device, name=name, override=override
+    )
+
+
+def _start_run(task: Any, recipe: Any, out: Any, changes: dict[str, Any], **options: Any) -> Run:
+    # Training does not know the report: this is where the two meet.
+    from driftgen.report.run_page import write_report
+    from driftgen.report.terminal import LiveView
+    from driftgen.training.run import start_run
+
+    return start_run(task, recipe, out, view=LiveView, report=write_report, changes=changes, **options)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "evaluation":
+        for module in ("digits", "neighbors", "points", "precision_recall"):
+            import_module(f"driftgen.evaluation.{module}")
+        return import_module("driftgen.evaluation")
+    if name not in _LAZY:
+        raise AttributeError(f"module 'driftgen' has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

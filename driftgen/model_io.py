@@ -1,229 +1,394 @@
-"""A model as a folder: ``config.json`` (what it is), ``model.safetensors`` (its numbers), ``README.md`` (its
-card)."""
+"""The registry of architectures, and models as folders: ``config.json`` (architecture and options),
+``model.safetensors`` or its shards (weights) and ``README.md`` (model card)."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, is_dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import nn
 
-import driftgen
 from driftgen.errors import InputError
 from driftgen.features.backbones import Backbone
 from driftgen.features.resnet_mae import ResNetMAE
 from driftgen.generators.dit import DiT
 from driftgen.generators.image_mlp import ImageMLP
 from driftgen.generators.unet import UNet2D
+from driftgen.interop import hub
+from driftgen.interop.model_card import model_card
+from driftgen.interop.official import is_official, load_official, read_metadata, save_official
+from driftgen.interop.saved_config import CONFIG, VERSION, SavedConfig, read_config
 from driftgen.support.atomic_write import atomic_write
 from driftgen.support.meta_init import on_meta_device
+from driftgen.support.plugins import load_entry_points
+from driftgen.support.sharded_safetensors import read_weights, write_weights
 
-__all__ = ["CONFIG", "WEIGHTS", "SavedConfig", "load_model", "read_config", "save_model"]
+__all__ = [
+    "CONFIG",
+    "RUN_MODEL",
+    "Architecture",
+    "LoadedModel",
+    "SavedConfig",
+    "build_model",
+    "find_model",
+    "from_official",
+    "get_architecture",
+    "load_any",
+    "load_model",
+    "read_config",
+    "register_encoder",
+    "register_generator",
+    "save_model",
+    "to_official",
+]
 
-CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
-VERSION = 1
+CARD = "README.md"
+RUN_MODEL = "model"  # the model's folder inside a run's folder
+Kind = Literal["generator", "encoder"]
+
+# --- the registry ---------------------------------------------------------------------------------------
 
 
-class SavedConfig(BaseModel):
-    """What ``config.json`` holds. A key that is not listed here is refused.
+@dataclass(frozen=True)
+class Architecture:
+    """One entry of the registry.
 
     Attributes:
-        format: tells this kind of folder from others that have a config.json too.
-        version: of this form; a newer one is refused.
-        architecture: the class of the model.
-        options: the arguments it is built with.
-        tokenizer: how samples become images, see :func:`driftgen.tokenizers.build_tokenizer`; None for
-            encoders.
-        class_names: the name of each label, in order.
-        guidance: α to sample with unless told otherwise.
-        source: where the weights come from, free text pairs.
-        official: the ``metadata.json`` of the released artifact this was converted from, so that it can be
-            written again as it was.
+        kind: generator or encoder.
+        name: the name in recipes (``generator.kind``, ``encoders.N.kind``).
+        model: the class.
+        saved_as: the name in ``config.json``; None if the class has no saved form.
+        build: builds a model from keyword options; the class itself by default.
+        built_in: True for the classes of this package.
+        path: use of an encoder's ``path`` in a recipe: the folder of a saved model (``"model"``), or the
+            first argument of ``build`` (``"argument"``).
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    format: Literal["driftgen"]
-    version: int
-    architecture: str
-    options: dict[str, Any]
-    tokenizer: dict[str, Any] | None = None
-    class_names: list[str] | None = None
-    guidance: float = Field(default=1.0, ge=1.0)
-    source: dict[str, Any] = {}
-    official: dict[str, Any] | None = None
-
-
-class Architecture(NamedTuple):
-    """How one class of models is built from ``options``, and described by them."""
-
-    kind: Literal["generator", "encoder"]
+    kind: Kind
+    name: str
     model: type[nn.Module]
-    build: Callable[[dict[str, Any]], nn.Module]
-    describe: Callable[[Any], dict[str, Any]]
+    saved_as: str | None
+    build: Callable[..., nn.Module]
+    built_in: bool = True
+    path: Literal["model", "argument"] = "model"
 
 
-ARCHITECTURES = {
-    "DiT": Architecture("generator", DiT, lambda o: DiT(**o), lambda m: asdict(m.config)),
-    "UNet2D": Architecture("generator", UNet2D, lambda o: UNet2D(**o), lambda m: asdict(m.config)),
-    "ImageMLP": Architecture("generator", ImageMLP, lambda o: ImageMLP(**o), lambda m: asdict(m.config)),
-    "ResNetMAE": Architecture("encoder", ResNetMAE, lambda o: ResNetMAE(**o), lambda m: m.options()),
-    "ConvNeXtV2": Architecture(
-        "encoder", Backbone, lambda o: Backbone.from_convnext(**o), lambda m: m.options()
-    ),
+# A new generator or encoder is one file and one line here.
+_REGISTRY: dict[str, Architecture] = {
+    entry.name: entry
+    for entry in (
+        Architecture("generator", "dit", DiT, "DiT", DiT),
+        Architecture("generator", "unet", UNet2D, "UNet2D", UNet2D),
+        Architecture("generator", "mlp", ImageMLP, "ImageMLP", ImageMLP),
+        Architecture("encoder", "mae", ResNetMAE, "ResNetMAE", ResNetMAE),
+        Architecture("encoder", "convnext", Backbone, "ConvNeXtV2", Backbone.from_convnext),
+        Architecture("encoder", "backbone", Backbone, None, Backbone, path="argument"),
+        Architecture("encoder", "resnet50", Backbone, None, Backbone.resnet50, path="argument"),
+    )
 }
 
 
-def save_model(model: nn.Module, folder: str | Path, **facts: Any) -> Path:
-    """Writes the folder of a model; ``facts`` are further entries of :class:`SavedConfig`.
+def register_generator(name: str, cls: type[nn.Module]) -> None:
+    """Register a generator class, so that recipes can name it and its saved models load.
 
-    ``config.json`` comes last, so that a folder that has it is whole.
+    A recipe then says ``generator: {kind: NAME, options: {...}}``, and the class is built as
+    ``cls(**options)``. The data fixes ``input_size``, ``in_channels`` and ``num_classes``; each is passed if
+    ``cls`` takes an argument of that name. An instance needs ``forward(noise, labels, alpha)`` and
+    ``sample_noise(n, generator=None)``, see :class:`~driftgen.generators.Generator`. An optional method
+    ``options()`` returns the arguments that build the instance again; without it, saving records the options
+    that the recipe passed.
     """
-    name = next((n for n, a in ARCHITECTURES.items() if type(model) is a.model), None)
-    if name is None:
-        known = ", ".join(ARCHITECTURES)
-        raise InputError(
-            f"model is a {type(model).__name__}: only {known} can be saved as a folder; "
-            "save the state_dict of your own network with safetensors"
-        )
-    config = SavedConfig(
-        format="driftgen",
-        version=VERSION,
-        architecture=name,
-        options=ARCHITECTURES[name].describe(model),
-        **facts,
+    _check_class("register_generator", name, cls, "sample_noise")
+    _register(Architecture("generator", name, cls, name, cls, built_in=False))
+
+
+def register_encoder(name: str, cls: type[nn.Module]) -> None:
+    """Register an encoder class, so that recipes can name it and its saved models load.
+
+    A recipe then says ``encoders: [{kind: NAME, options: {...}}]`` for ``cls(**options)``, or ``path:`` for
+    a saved model of this class. An instance needs ``features(x, **switches)``, see
+    :class:`~driftgen.features.Encoder`. ``options()`` is as in :func:`register_generator`.
+    """
+    _check_class("register_encoder", name, cls, "features")
+    _register(Architecture("encoder", name, cls, name, cls, built_in=False))
+
+
+def get_architecture(kind: Kind, name: str) -> Architecture:
+    """Return the registered generator or encoder of this name. Plugins are loaded if it is not known yet."""
+    entry = _REGISTRY.get(name)
+    if entry is not None and entry.kind == kind:
+        return entry
+    failures = _load_plugins()
+    known = {n: e for n, e in _REGISTRY.items() if e.kind == kind}
+    if name in known:
+        return known[name]
+    near = get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise InputError(
+        f"{kind} {name!r} is not registered: {hint}choose from {', '.join(sorted(known))}, or call "
+        f"driftgen.register_{kind}({name!r}, YourClass) first{_listed_failures(failures)}"
     )
+
+
+def build_model(
+    entry: Architecture,
+    options: Mapping[str, Any],
+    *,
+    preset: str | None = None,
+    if_accepted: Mapping[str, Any] | None = None,
+) -> nn.Module:
+    """Build a model from its options, or from the options on top of a preset.
+
+    ``if_accepted`` are further arguments for classes that have parameters of these names.
+    """
+    accepted = {k: v for k, v in (if_accepted or {}).items() if accepts(entry, k)}
+    arguments = {**options, **accepted}
+    if preset is not None:
+        from_preset = getattr(entry.model, "preset", None)
+        if from_preset is None:
+            raise InputError(f"{entry.name} has no presets: remove preset={preset!r}")
+        model: nn.Module = from_preset(preset, **arguments)
+        return model
+    if entry.built_in:
+        return entry.build(**arguments)
+    try:
+        inspect.signature(entry.build).bind(**arguments)
+    except TypeError as error:
+        taken = ", ".join(inspect.signature(entry.build).parameters) or "none"
+        raise InputError(f"{entry.name}: {error}; its options are {taken}") from None
+    model = entry.build(**arguments)
+    vars(model)["_driftgen_options"] = arguments  # a plain attribute: copies of the model keep it
+    return model
+
+
+def accepts(entry: Architecture, option: str) -> bool:
+    """Return True if the class can be built with this option."""
+    parameters = inspect.signature(entry.build).parameters
+    return option in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def registered_name(cls: type[nn.Module]) -> str | None:
+    """Return the saved name of a class; None if the class is not registered."""
+    return next((e.saved_as for e in _REGISTRY.values() if e.model is cls and e.saved_as), None)
+
+
+def _register(entry: Architecture) -> None:
+    cls = entry.model
+    for other in _REGISTRY.values():
+        if entry.name in (other.name, other.saved_as):
+            owner = f"{other.model.__module__}.{other.model.__qualname__}"
+            # A notebook cell that runs again defines the same class anew.
+            again = owner == f"{cls.__module__}.{cls.__qualname__}" and other.kind == entry.kind
+            if other.built_in or not again:
+                raise InputError(f"name={entry.name!r} is registered for {owner}: choose another name")
+    _REGISTRY[entry.name] = entry
+
+
+def _check_class(function: str, name: str, cls: Any, method: str) -> None:
+    if not isinstance(name, str) or not name or name == "module" or not name.replace("_", "").isalnum():
+        raise InputError(f"name={name!r}: use letters, digits and underscores, such as 'my_net'")
+    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+        raise InputError(f"{function}: {cls!r} is not a subclass of torch.nn.Module")
+    if not callable(getattr(cls, method, None)):
+        raise InputError(f"{function}: {cls.__name__} has no method {method}")
+
+
+@functools.cache
+def _load_plugins() -> tuple[str, ...]:
+    """Load the plugins of other packages, once; return one line per failure."""
+    return load_entry_points("driftgen.plugins")
+
+
+def _listed_failures(failures: tuple[str, ...]) -> str:
+    return f"; plugins that failed to load: {'; '.join(failures)}" if failures else ""
+
+
+# --- a model as a folder ----------------------------------------------------------------------------------
+
+
+class LoadedModel(NamedTuple):
+    """A loaded model, its folder, and the entries of :class:`SavedConfig` that describe it."""
+
+    model: nn.Module
+    folder: Path
+    facts: dict[str, Any]
+
+
+def save_model(
+    model: nn.Module,
+    folder: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    max_shard_size: int | str = "5GB",
+    **facts: Any,
+) -> Path:
+    """Save a model of a registered class as a folder.
+
+    Args:
+        model: the model.
+        folder: created if missing. A model that it holds is replaced.
+        dtype: dtype of the saved weights; the model's own if None.
+        max_shard_size: largest weight file, in bytes or as text such as ``"5GB"``. A larger model is split
+            into shards with an index, in the format of transformers.
+        facts: further entries of :class:`SavedConfig`.
+    """
+    name = registered_name(type(model))
+    if name is None:
+        cls = type(model).__name__
+        raise InputError(
+            f"{cls} is not registered: call driftgen.register_generator or driftgen.register_encoder with "
+            f"a name and {cls} before saving"
+        )
+    if dtype is not None and not dtype.is_floating_point:
+        raise InputError(f"dtype={dtype}: choose a floating-point type, such as torch.bfloat16")
+    config = SavedConfig(
+        format="driftgen", version=VERSION, architecture=name, options=_describe(model), **facts
+    )
+    try:
+        text = json.dumps(config.model_dump(), indent=2)
+    except TypeError as error:
+        raise InputError(f"{name}: its options cannot be written to {CONFIG}: {error}") from None
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
-    tensors = {key: value.contiguous() for key, value in model.state_dict().items()}
-    with atomic_write(place / WEIGHTS) as scratch:
-        save_file(tensors, scratch, metadata={"format": "pt"})
+    tensors = {
+        key: (value.to(dtype) if dtype is not None and value.is_floating_point() else value).contiguous()
+        for key, value in model.state_dict().items()
+    }
+    write_weights(place, tensors, max_shard_size)
+    count = sum(p.numel() for p in model.parameters())
+    kind = _by_saved_name(name).kind
     with atomic_write(place / CARD) as scratch:
-        scratch.write_text(_card(config, model), encoding="utf-8")
+        card = model_card(name, kind, count, config.options, config.source, config.guidance)
+        scratch.write_text(card, encoding="utf-8")
+    # Last, so that a folder with this file is complete.
     with atomic_write(place / CONFIG) as scratch:
-        scratch.write_text(json.dumps(config.model_dump(), indent=2) + "\n", encoding="utf-8")
+        scratch.write_text(text + "\n", encoding="utf-8")
     return place
 
 
-def load_model(folder: str | Path) -> nn.Module:
-    """The model of a folder that :func:`save_model` wrote, in the number type it was saved in."""
-    place = Path(folder)
-    config = read_config(place)
-    architecture = ARCHITECTURES[config.architecture]
-    try:
-        with on_meta_device():
-            model = architecture.build(config.options)
-    except (InputError, TypeError) as error:
-        raise InputError(f"{place / CONFIG}: options do not fit {config.architecture}: {error}") from None
-    state = _read_weights(place / WEIGHTS, model.state_dict())
-    model.load_state_dict(state, assign=True)
-    return model.eval() if architecture.kind == "encoder" else model
+def load_model(source: str | Path) -> nn.Module:
+    """Load a model in the dtype it was saved in; ``source`` is as in :func:`find_model`."""
+    return load_any(source).model
 
 
-def read_config(folder: Path) -> SavedConfig:
-    """``config.json`` of a model's folder, checked."""
-    path = folder / CONFIG
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{folder} holds no model: {CONFIG} and {WEIGHTS} are expected in it") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
-    if not isinstance(record, dict) or record.get("format") != "driftgen":
-        raise InputError(f"{path} is not that of a driftgen model{_foreign(record)}")
-    if record.get("version") != VERSION:
-        raise InputError(
-            f"{path} has version {record.get('version')!r}, this driftgen {driftgen.__version__} reads "
-            f"version {VERSION}: update driftgen, or save the model again"
-        )
-    try:
-        config = SavedConfig.model_validate(record)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise InputError(f"{path}: {where}: {first['msg']}") from None
-    if config.architecture not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        raise InputError(f"{path}: architecture={config.architecture!r} is not known, only {known}")
-    return config
+def load_any(source: str | Path) -> LoadedModel:
+    """Load a saved model or one of the authors' artifacts, with everything known about it."""
+    folder = find_model(str(source))
+    if is_official(folder):
+        return LoadedModel(load_official(folder), folder, _official_facts(folder, str(source)))
+    config = read_config(folder)
+    keep = {"tokenizer", "class_names", "guidance", "source", "official"}
+    return LoadedModel(_load(folder, config), folder, config.model_dump(include=keep))
 
 
-def _foreign(record: Any) -> str:
-    if isinstance(record, Mapping):
-        for key in ("_class_name", "model_type", "architectures", "architecture"):
-            if key in record:
-                return f": {key} is {record[key]!r}"
-    return ""
+def find_model(source: str) -> Path:
+    """Return the folder of a model, downloaded if need be.
+
+    ``source`` is a folder of :func:`save_model`, a training run, one of the authors' artifacts,
+    ``owner/repository``, or ``hf://name``.
+    """
+    folder = Path(source)
+    if not source.startswith("hf://") and folder.exists():
+        run = folder / RUN_MODEL
+        return run if (run / CONFIG).is_file() and not (folder / CONFIG).is_file() else folder
+    if hub.is_hub_name(source):
+        return hub.fetch(source)
+    raise InputError(f"{source} does not exist: give a folder, owner/repository, or hf://name")
 
 
-def _read_weights(path: Path, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            names = set(file.keys())
-            problems = [
-                f"{what}: {', '.join(sorted(found)[:5])}{' ...' if len(found) > 5 else ''}"
-                for what, found in (("unknown", names - set(expected)), ("missing", set(expected) - names))
-                if found
-            ]
-            if problems:
-                raise InputError(f"{path} does not fit {CONFIG}; {'; '.join(problems)}")
-            for name, want in expected.items():
-                shape = list(file.get_slice(name).get_shape())
-                if shape != list(want.shape):
-                    raise InputError(f"{path}: {name} has shape {shape}, expected {list(want.shape)}")
-            return {name: file.get_tensor(name) for name in expected}
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist: the folder is not whole, copy it again") from None
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"{path} is damaged ({error}): copy it again") from None
+def _describe(model: nn.Module) -> dict[str, Any]:
+    """Return the options that build the model again, as far as the model tells them."""
+    options, config = getattr(model, "options", None), getattr(model, "config", None)
+    if callable(options):
+        return dict(options())
+    if "_driftgen_options" in vars(model):
+        return dict(vars(model)["_driftgen_options"])
+    if is_dataclass(config) and not isinstance(config, type):
+        return asdict(config)
+    return dict(config) if isinstance(config, Mapping) else {}
 
 
-def _card(config: SavedConfig, model: nn.Module) -> str:
-    count = sum(p.numel() for p in model.parameters())
-    kind = ARCHITECTURES[config.architecture].kind
-    options = "\n".join(f"| {key} | {value} |" for key, value in config.options.items())
-    source = "".join(f"- {key}: {value}\n" for key, value in config.source.items())
-    if kind == "generator":
-        use = (
-            "import driftgen as dg\n\n"
-            'pipe = dg.DriftPipeline.from_pretrained("this/folder")\n'
-            f"images = pipe(labels=[0], guidance={config.guidance:g}, seed=0)  # one network call per image"
-        )
-    else:
-        use = (
-            "import driftgen as dg\n\n"
-            'encoder = dg.load_model("this/folder")\n'
-            "features = encoder.features(images)"
-        )
-    origin = (
-        f"Where the weights come from:\n\n{source}"
-        if source
-        else "Where the weights come from is not recorded.\n"
+def _by_saved_name(name: str) -> Architecture:
+    """Return the architecture that ``config.json`` names. Plugins are loaded if it is not known yet."""
+    for load in (tuple, _load_plugins):
+        failures = load()
+        for entry in _REGISTRY.values():
+            if entry.saved_as == name:
+                return entry
+    known = ", ".join(sorted(e.saved_as for e in _REGISTRY.values() if e.saved_as))
+    raise InputError(
+        f"architecture={name!r} is not registered, only {known}: call driftgen.register_generator({name!r}, "
+        f"YourClass) or driftgen.register_encoder before loading{_listed_failures(failures)}"
     )
-    return f"""---
-library_name: driftgen
-tags:
-- drifting-models
-- one-step-generation
----
-# {config.architecture}, {count / 1e6:.1f}M parameters
 
-A {kind} of the [Drifting Models](https://lambertae.github.io/projects/drifting) kind, in the folder format of
-driftgen {driftgen.__version__}.
 
-```python
-{use}
-```
+def _load(folder: Path, config: SavedConfig) -> nn.Module:
+    try:
+        entry = _by_saved_name(config.architecture)
+    except InputError as error:
+        raise InputError(f"{folder / CONFIG}: {error}") from None
+    try:
+        # Constructors of other packages may compute buffers that no file holds.
+        with on_meta_device() if entry.built_in else nullcontext():
+            model = build_model(entry, config.options)
+    except (InputError, TypeError) as error:
+        raise InputError(f"{folder / CONFIG}: options do not fit {config.architecture}: {error}") from None
+    load_weights(model, folder, assign=entry.built_in)
+    return model.eval() if entry.kind == "encoder" else model
 
-{origin}
-| option | value |
-|---|---|
-{options}
-"""
+
+def load_weights(model: nn.Module, folder: Path, *, assign: bool = False) -> None:
+    """Load the weights of a folder into a model, which takes over their dtype.
+
+    ``assign`` replaces the parameters, as a model on the meta device needs; otherwise they are copied into,
+    and parameters that share memory still do.
+    """
+    state = read_weights(folder, model.state_dict())
+    if not assign:
+        dtypes = {tensor.dtype for tensor in state.values() if tensor.is_floating_point()}
+        if len(dtypes) == 1:
+            model.to(dtypes.pop())
+    model.load_state_dict(state, assign=assign)
+
+
+# --- the authors' artifacts -------------------------------------------------------------------------------
+
+
+def from_official(source: str, out: Path) -> Path:
+    """Convert an artifact (a folder, or ``hf://name``) to a saved model."""
+    folder = hub.fetch(source) if source.startswith("hf://") else Path(source)
+    if not is_official(folder):
+        read_metadata(folder)  # raises: names the missing files
+    _check_free(out)
+    return save_model(load_official(folder), out, **_official_facts(folder, source))
+
+
+def to_official(source: Path, out: Path) -> Path:
+    """Convert a saved model to an artifact that the authors' code reads; inverse of :func:`from_official`."""
+    config = read_config(source)
+    _check_free(out)
+    return save_official(_load(source, config), out, config.official)
+
+
+def _official_facts(folder: Path, source: str) -> dict[str, Any]:
+    metadata = read_metadata(folder)
+    name = source.removeprefix("hf://")
+    released = name in hub.RELEASED
+    origin = f"{hub.RELEASE_REPOSITORY}, {name}" if released else "an artifact in the authors' format"
+    record = {"artifact": origin} | {key: metadata[key] for key in ("step", "ema_decay") if key in metadata}
+    facts: dict[str, Any] = {"source": record, "official": metadata}
+    guidance = hub.RELEASED[name][1] if released else None
+    return facts | ({} if guidance is None else {"guidance": guidance})
+
+
+def _check_free(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out} exists and is not an empty folder: choose another one")

@@ -1,4 +1,4 @@
-"""DriftPipeline: load a generator, sample images with one network call each, save it."""
+"""DriftPipeline: load a generator, sample images with one network call each, save the model."""
 
 from __future__ import annotations
 
@@ -18,23 +18,21 @@ from driftgen.errors import InputError, unknown_name
 from driftgen.generators.base import Generator, Noise
 from driftgen.generators.fp8 import check_fp8, has_fp8, use_fp8
 from driftgen.interop import hub
-from driftgen.interop.convert import load_any
-from driftgen.model_io import CONFIG, save_model
+from driftgen.model_io import load_any, save_model
 from driftgen.ops.compile import compile_parts
 from driftgen.ops.cuda_graphs import GraphedFunction, check_compiler, static_shapes
 from driftgen.support.images import to_pil, to_uint8
 from driftgen.tokenizers import SDVAE, Identity, Tokenizer, build_tokenizer
 
-__all__ = ["RUN_MODEL", "DriftPipeline", "find_model"]
+__all__ = ["DriftPipeline"]
 
 Output = Literal["pil", "tensor", "numpy", "latent"]
 OUTPUTS = ("pil", "tensor", "numpy", "latent")
-TOKENIZER = "tokenizer"  # the folder of the tokenizer inside that of a model
-RUN_MODEL = "model"  # the folder of the model inside that of a training run
+TOKENIZER = "tokenizer"  # the tokenizer's folder inside a model's folder
 
 
 class DriftPipeline:
-    """x = decode(f(ε, c, α)): images from labels, one evaluation of the generator each.
+    """x = decode(f(ε, c, α)): images from labels, one call of the generator per image.
 
     Example::
 
@@ -43,11 +41,11 @@ class DriftPipeline:
 
     Args:
         generator: f, any network with the two methods of :class:`~driftgen.generators.Generator`.
-        tokenizer: turns samples into images; None means that samples are images.
-        class_names: the name of each label, in order; names can then be given as labels.
-        guidance: α where a call names none.
-        batch_size: samples made at a time, which bounds the memory.
-        source: where the weights come from, for the model card.
+        tokenizer: decodes samples to images; None if samples are images.
+        class_names: name of each label, in order; a call then accepts names as labels.
+        guidance: default α.
+        batch_size: samples generated at a time; bounds the memory.
+        source: origin of the weights, for the model card.
     """
 
     def __init__(
@@ -73,21 +71,23 @@ class DriftPipeline:
         self.guidance = _checked_guidance(guidance)
         self.batch_size = batch_size
         self.source = dict(source or {})
-        self.evaluated = 0  # samples that the generator has been called for
-        self.official: dict[str, Any] | None = None  # what the authors' artifact said of itself
+        self.evaluated = 0  # samples generated so far
+        self.official: dict[str, Any] | None = None  # metadata of the authors' artifact
         self._compiled: Callable[..., Tensor] | None = None
         self._graphed: GraphedFunction | None = None
         config = getattr(generator, "config", None)
         self.num_classes: int | None = getattr(config, "num_classes", None)
+        if self.num_classes is None and self.class_names:
+            self.num_classes = len(self.class_names)
         self.channels: int | None = getattr(config, "in_channels", None)
         if self.class_names and self.num_classes and len(self.class_names) != self.num_classes:
             raise InputError(
-                f"class_names has {len(self.class_names)} names, the generator {self.num_classes} classes"
+                f"class_names has {len(self.class_names)} names, the generator has {self.num_classes} classes"
             )
         if tokenizer is not None and self.channels not in (None, tokenizer.latent_channels):
             raise InputError(
-                f"the tokenizer has latents of {tokenizer.latent_channels} channels, "
-                f"the generator makes {self.channels}"
+                f"the tokenizer decodes {tokenizer.latent_channels} channels, "
+                f"the generator produces {self.channels}"
             )
 
     @classmethod
@@ -101,29 +101,31 @@ class DriftPipeline:
         batch_size: int = 32,
         fp8: bool = False,
     ) -> DriftPipeline:
-        """Loads a saved model, a training run, one of the authors' artifacts, or a name on the Hub.
+        """Load a saved model, a training run, one of the authors' artifacts, or a model on the Hub.
 
         Args:
-            source: a folder of one of these kinds, ``owner/repository``, or ``hf://ablation`` and the like.
-            device: where to put it; the CPU if None.
-            dtype: number type of the generator; that of the file if None, with ``fp8`` bfloat16.
-            tokenizer: in place of the model's own: a module, or the folder or Hub name of an SD-VAE.
-            batch_size: samples made at a time.
-            fp8: the large products of a DiT in 8-bit numbers, on GPUs that have them; pays with
-                :meth:`compile`. Such a pipeline samples and cannot be saved.
+            source: a folder of one of these kinds, ``owner/repository``, or ``hf://name`` for a model of the
+                authors' release, such as ``hf://ablation``.
+            device: device of the generator; the CPU if None.
+            dtype: dtype of the generator; that of the file if None, or bfloat16 with ``fp8``.
+            tokenizer: replaces the model's own tokenizer: a module, or the folder or Hub name of an SD-VAE.
+            batch_size: samples generated at a time.
+            fp8: run the large matrix products of a DiT in FP8, on GPUs that support it; faster together with
+                :meth:`compile`. Such a pipeline cannot be saved.
         """
         if fp8:
             check_fp8(device)
             dtype = dtype or torch.bfloat16
-        folder = find_model(str(source))
         if isinstance(tokenizer, str | Path):
             tokenizer = SDVAE(str(tokenizer))
-        model, facts = load_any(folder, str(source))
+        model, folder, facts = load_any(source)
         if not isinstance(model, Generator):
-            raise InputError(f"{folder} holds a {type(model).__name__}, which is an encoder: no generator")
-        described, official = facts.pop("tokenizer", None), facts.pop("official", None)
-        if tokenizer is None and described is not None:
-            tokenizer = build_tokenizer(described, folder / TOKENIZER)
+            raise InputError(
+                f"{folder} holds a {type(model).__name__}, which is an encoder: give a generator"
+            )
+        options, official = facts.pop("tokenizer", None), facts.pop("official", None)
+        if tokenizer is None and options is not None:
+            tokenizer = build_tokenizer(options, folder / TOKENIZER)
         pipe = cls(model, tokenizer, batch_size=batch_size, **facts)
         pipe.official = official
         pipe.to(device, dtype)
@@ -132,7 +134,7 @@ class DriftPipeline:
         return pipe
 
     def to(self, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> DriftPipeline:
-        """Moves the generator (and the tokenizer, which keeps its number type) and returns the pipeline."""
+        """Move the generator and the tokenizer, and return the pipeline. The tokenizer keeps its dtype."""
         try:
             with _new_parameters() if self._compiled is not None else nullcontext():
                 self.generator.to(device=device, dtype=dtype)
@@ -145,15 +147,15 @@ class DriftPipeline:
         return self
 
     def compile(self, *, graphs: bool = True) -> DriftPipeline:
-        """Compiles the generator piece by piece, in place, and returns the pipeline.
+        """Compile the blocks of the generator in place, and return the pipeline.
 
-        Images change by rounding alone, as between batch sizes. All batches of a call then have one size, at
-        most ``batch_size`` and otherwise a power of two, with samples in excess thrown away: the first call
-        of each size compiles, and takes a minute.
+        Images change by rounding only, as they do between batch sizes. All batches of a call are padded to
+        one size: ``batch_size``, or the next power of two for fewer samples. The first call of each size
+        compiles, which takes about a minute.
 
         Args:
-            graphs: on an NVIDIA GPU, record the whole network call as a CUDA graph and replay it; the four
-                sizes used last are kept. Move such a pipeline by :meth:`to`, not its generator.
+            graphs: on an NVIDIA GPU, capture the network call in a CUDA graph and replay it. Graphs of the
+                four most recent batch sizes are kept. Move such a pipeline by :meth:`to`, not its generator.
         """
         try:
             check_compiler(self.device)
@@ -166,29 +168,29 @@ class DriftPipeline:
 
     @property
     def device(self) -> torch.device:
-        """Where the generator is."""
+        """Device of the generator."""
         return next(self.generator.parameters()).device
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """What turns samples into images. Latents of 4 channels are those of SD-VAE unless told otherwise,
-        and it is loaded when first needed.
+        """The tokenizer that decodes samples. By default samples of 1 or 3 channels are images, and samples
+        of 4 channels are latents of SD-VAE, which is loaded on first use.
         """
         if self._tokenizer is None:
             if self.channels in (None, 1, 3):
-                self._tokenizer = Identity(self.channels or 3)
+                return Identity(self.channels or 3)
             elif self.channels == 4:
                 try:
                     self._tokenizer = SDVAE().to(self.device)
                 except InputError as error:
                     raise InputError(
-                        f"the samples are latents, and to decode them: {error} (as tokenizer), "
-                        "or ask for the latents themselves"
+                        f"the samples are latents, and their tokenizer is missing: {error} as tokenizer, "
+                        "or sample latents with output='latent'"
                     ) from None
             else:
                 raise InputError(
-                    f"the samples are latents of {self.channels} channels: name their tokenizer, "
-                    "or ask for latents"
+                    f"the samples are latents of {self.channels} channels: give their tokenizer, "
+                    "or sample latents with output='latent'"
                 )
         return self._tokenizer
 
@@ -201,15 +203,15 @@ class DriftPipeline:
         num_images: int | None = None,
         output: Output = "pil",
     ) -> Any:
-        """Images, one network evaluation each.
+        """Sample images, one network call per image.
 
         Args:
-            labels: a class, or one per image, by number or by name; None goes through all classes in turn.
-            guidance: α, 1 (none) or more; that of the model if None.
-            seed: image i of a seed is the same whatever the number of images and the batch size.
-            num_images: how many come back; labels are repeated in turn. As many as labels if None.
-            output: ``"pil"`` for a list of PIL images, ``"numpy"`` for bytes ``[B, H, W, C]``, ``"tensor"``
-                for floats ``[B, C, H, W]`` in [-1, 1], ``"latent"`` for what the generator made.
+            labels: one class, or one per image, by index or by name; None cycles through all classes.
+            guidance: α, 1 (none) or more; the model's default if None.
+            seed: image i of a seed depends neither on the number of images nor on the batch size.
+            num_images: number of images, with labels repeated in turn; one image per label if None.
+            output: ``"pil"`` for a list of PIL images, ``"numpy"`` for uint8 ``[B, H, W, C]``, ``"tensor"``
+                for floats ``[B, C, H, W]`` in [-1, 1], ``"latent"`` for the output of the generator.
         """
         chosen = self.labels(labels, num_images)
         parts = list(self.stream(chosen, guidance=guidance, seed=seed, output=output))
@@ -226,12 +228,12 @@ class DriftPipeline:
         output: Output = "pil",
         skip: int = 0,
     ) -> Iterator[Any]:
-        """The same as a call, batch by batch, for more images than memory holds; ``skip`` passes over the
-        first ones.
+        """Yield the images of a call batch by batch, for more images than fit into memory.
+
+        ``skip`` omits the first images.
         """
         alpha = self.check(guidance=guidance, seed=seed, output=output)
         randomness = torch.Generator().manual_seed(torch.seed() if seed is None else seed)
-        decode = None if output == "latent" else self.tokenizer.decode
         for start in range(0, skip, self.batch_size):
             self._noise(min(skip - start, self.batch_size), randomness)
         size = _size(len(labels) - skip, self.batch_size)
@@ -240,25 +242,26 @@ class DriftPipeline:
         for part, following in itertools.zip_longest(parts, parts[1:]):
             samples = self._samples(part, alpha, noise, size)
             if following:
-                noise = self._noise(len(following), randomness)  # while a GPU is busy with the samples
-            yield self._finished(samples, decode, output)
+                noise = self._noise(len(following), randomness)  # while the GPU computes the samples
+            yield self._finished(samples, output)
 
     def check(
         self, *, guidance: float | None = None, seed: int | None = None, output: Output = "pil"
     ) -> float:
-        """Whether a call with these arguments can be made, its tokenizer included; returns its α."""
+        """Check the arguments of a call, load the tokenizer that it needs, and return its α."""
         if output not in OUTPUTS:
             raise unknown_name("output", output, OUTPUTS)
         if seed is not None and not 0 <= seed < 2**63:
-            raise InputError(f"seed={seed} must be a whole number from 0 to 2^63 - 1")
+            raise InputError(f"seed={seed} must be an integer from 0 to 2^63 - 1")
         alpha = self.guidance if guidance is None else _checked_guidance(guidance)
-        _ = None if output == "latent" else self.tokenizer
+        if output != "latent":
+            _ = self.tokenizer
         return alpha
 
     def labels(
         self, labels: int | str | Sequence[int | str] | Tensor | None = None, num_images: int | None = None
     ) -> list[int]:
-        """The class number of each image that a call with these arguments would make."""
+        """Return the class index of each image of a call with these arguments."""
         if num_images is not None and num_images < 1:
             raise InputError(f"num_images={num_images} must be at least 1")
         if labels is None:
@@ -271,13 +274,22 @@ class DriftPipeline:
             raise InputError("labels is empty: give at least one class")
         if num_images is not None and num_images < len(given):
             raise InputError(f"num_images={num_images} is less than the {len(given)} labels")
-        numbers = [self._number(label) for label in given]
-        return [numbers[i % len(numbers)] for i in range(num_images or len(numbers))]
+        indices = [self._class_index(label) for label in given]
+        return [indices[i % len(indices)] for i in range(num_images or len(indices))]
 
-    def save_pretrained(self, folder: str | Path) -> Path:
-        """Writes config.json, model.safetensors and README.md, and the tokenizer's folder if it has one."""
+    def save_pretrained(
+        self,
+        folder: str | Path,
+        *,
+        dtype: torch.dtype | None = None,
+        max_shard_size: int | str = "5GB",
+    ) -> Path:
+        """Save the model as config.json, model.safetensors and README.md, with the tokenizer if it has one.
+
+        ``dtype`` and ``max_shard_size`` are those of :func:`driftgen.save_model`.
+        """
         if has_fp8(self.generator):
-            raise InputError("a pipeline with fp8 cannot be saved: load the model without, and save that")
+            raise InputError("a pipeline with fp8 cannot be saved: load the model without fp8 and save that")
         place = Path(folder)
         tokenizer = None
         if self._tokenizer is not None:
@@ -285,66 +297,64 @@ class DriftPipeline:
             if not isinstance(self._tokenizer, Identity):
                 self._tokenizer.save(place / TOKENIZER)
         facts = {"tokenizer": tokenizer, "class_names": self.class_names, "source": self.source}
-        return save_model(self.generator, place, guidance=self.guidance, official=self.official, **facts)
+        return save_model(
+            self.generator,
+            place,
+            dtype=dtype,
+            max_shard_size=max_shard_size,
+            guidance=self.guidance,
+            official=self.official,
+            **facts,
+        )
 
     def push_to_hub(self, repository: str, *, private: bool | None = None, token: str | None = None) -> str:
-        """Saves the model to ``owner/repository`` on the Hugging Face Hub and returns its address."""
+        """Save the model to ``owner/repository`` on the Hugging Face Hub and return its address."""
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
             return hub.upload(Path(folder), repository, private=private, token=token)
 
-    # In this mode as the rest is: a tensor from outside of it would be compiled for again.
+    # In inference mode like the network call: other tensors would trigger a second compilation.
     @torch.inference_mode()
     def _noise(self, n: int, randomness: torch.Generator) -> Any:
-        return self.generator.sample_noise(n, randomness)
+        noise = self.generator.sample_noise(n, randomness)
+        return noise.to(self.device) if isinstance(noise, Noise) else noise
 
     @torch.inference_mode()
     def _samples(self, labels: Sequence[int], alpha: float, noise: Any, size: int) -> Tensor:
         self.evaluated += len(labels)
-        numbers = torch.tensor(labels, device=self.device)
+        classes = torch.tensor(labels, device=self.device)
         alphas = torch.full((len(labels),), alpha, device=self.device)
         if self._compiled is None or not isinstance(noise, Noise):
-            return self.generator(noise, numbers, alphas).float()  # type: ignore[no-any-return]
+            return self.generator(noise, classes, alphas).float()  # type: ignore[no-any-return]
         call = self._graphed if self._graphed is not None and self.device.type == "cuda" else self._compiled
         try:
-            return call(*(_filled(x, size) for x in (*noise, numbers, alphas)))[: len(labels)]
+            return call(*(_padded(x, size) for x in (*noise, classes, alphas)))[: len(labels)]
         except torch._dynamo.exc.TorchDynamoException as error:
             raise _not_compiled(error) from None
 
     @torch.inference_mode()
-    def _finished(self, samples: Tensor, decode: Callable[[Tensor], Tensor] | None, output: Output) -> Any:
-        if decode is None:
+    def _finished(self, samples: Tensor, output: Output) -> Any:
+        if output == "latent":
             return samples.cpu()
-        images = decode(samples).float()
+        if self.channels is None:
+            self.channels = samples.shape[1]
+        images = self.tokenizer.decode(samples).float()
         if output == "tensor":
             return images.clamp(-1, 1).cpu()
         return to_pil(to_uint8(images)) if output == "pil" else to_uint8(images)
 
-    def _number(self, label: Any) -> int:
+    def _class_index(self, label: Any) -> int:
         if isinstance(label, str):
             if self.class_names is None:
-                raise InputError(
-                    f"labels: the model knows no class names, give a number in place of {label!r}"
-                )
+                raise InputError(f"labels: the model has no class names, give an index instead of {label!r}")
             if label not in self.class_names:
                 raise unknown_name("labels", label, self.class_names)
             return self.class_names.index(label)
         known = range(self.num_classes or 2**31)
         if isinstance(label, float) or label not in known:
-            last = "" if self.num_classes is None else f" to {self.num_classes - 1}"
-            raise InputError(f"labels: {label} is no class of this model, they go from 0{last}")
+            valid = "from 0" if self.num_classes is None else f"0 to {self.num_classes - 1}"
+            raise InputError(f"labels: {label} is not a class of this model, classes are {valid}")
         return int(label)
-
-
-def find_model(source: str) -> Path:
-    """The folder to load from: the given one, the model in a run, or a download."""
-    folder = Path(source)
-    if not source.startswith("hf://") and folder.exists():
-        run = folder / RUN_MODEL
-        return run if (run / CONFIG).is_file() and not (folder / CONFIG).is_file() else folder
-    if hub.is_hub_name(source):
-        return hub.fetch(source)
-    raise InputError(f"{source} does not exist: give a folder, owner/repository, or hf://name")
 
 
 def _evaluate(generator: Generator, gaussian: Tensor, style: Tensor, labels: Tensor, alpha: Tensor) -> Tensor:
@@ -354,8 +364,9 @@ def _evaluate(generator: Generator, gaussian: Tensor, style: Tensor, labels: Ten
 
 @contextmanager
 def _new_parameters() -> Iterator[None]:
-    """A conversion makes new parameters instead of changing those that are there, which PyTorch 2.11 takes
-    for unchanged: compiled code would go on with their former type.
+    """Make dtype and device conversions create new parameters.
+
+    PyTorch 2.11 does not notice parameters converted in place: compiled code would keep their former dtype.
     """
     before = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)
@@ -366,19 +377,19 @@ def _new_parameters() -> Iterator[None]:
 
 
 def _size(count: int, most: int) -> int:
-    """Samples of each batch of a compiled generator: few sizes, as each is compiled."""
+    """Batch size of a compiled generator: a power of two or ``most``, since every size is compiled."""
     return most if count >= most else min(most, 1 << (count - 1).bit_length())
 
 
-def _filled(rows: Tensor, size: int) -> Tensor:
-    """As many rows as told, the last one repeated."""
+def _padded(rows: Tensor, size: int) -> Tensor:
+    """Pad to ``size`` rows by repeating the last one."""
     missing = size - len(rows)
     return torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])]) if missing else rows
 
 
 def _not_compiled(error: RuntimeError) -> InputError:
-    why = next(iter(str(error).splitlines()), type(error).__name__)
-    return InputError(f"torch.compile fails here: {why}; sample without it")
+    reason = next(iter(str(error).splitlines()), type(error).__name__)
+    return InputError(f"torch.compile fails: {reason}; sample without compile")
 
 
 def _checked_guidance(alpha: float) -> float:

@@ -1,4 +1,4 @@
-"""The pipeline: one network call per image, seeds, labels, folders that can be trusted."""
+"""The pipeline: one network call per image, seeds, labels, saving and loading."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ from PIL import Image
 
 import driftgen as dg
 from driftgen.generators import DiT, UNet2D
-from driftgen.interop.convert import from_official, to_official
+from driftgen.model_io import from_official, to_official
 from driftgen.support.images import contact_sheet, to_pil, to_uint8
 from driftgen.tokenizers import Identity
 from tests.support.autoencoders import kl_network
@@ -44,10 +44,10 @@ def test_image_i_of_a_seed_is_always_the_same(pipe):
     rest = list(pipe.stream([1] * 9, seed=3, output="tensor", skip=5))
     torch.testing.assert_close(torch.cat(rest), whole[5:], rtol=0, atol=1e-5)
     first, second = (pipe(1, output="tensor") for _ in range(2))
-    assert not torch.equal(first, second)  # without a seed each call draws anew
+    assert not torch.equal(first, second)  # without a seed, every call differs
 
 
-def test_the_network_sees_what_was_asked(pipe):
+def test_arguments_reach_the_network(pipe):
     seen = []
     pipe.generator.register_forward_pre_hook(lambda module, inputs: seen.append(inputs))
     pipe(["cat", 3], guidance=2.5, seed=0)
@@ -113,7 +113,7 @@ def test_latents_through_an_sd_vae_that_travels_with_the_model(tmp_path):
 
 
 def test_bytes_are_those_of_the_release():
-    """Inputs and outputs of the release's conversion, whose images are in [0, 1]."""
+    """Inputs and outputs of the release's conversion to uint8; its images are in [0, 1]."""
     given = [-0.1, 0.0, 0.00196, 0.5, 0.4999, 0.9999, 1.0, 1.2, float("nan"), float("inf"), -float("inf")]
     want = [0, 0, 0, 127, 127, 254, 255, 255, 0, 255, 0]
     images = (2 * torch.tensor(given) - 1).reshape(1, 1, 1, -1)
@@ -130,10 +130,10 @@ def test_sheet():
     assert contact_sheet(gray, columns=5).size[1] == 68
 
 
-def test_a_network_of_ones_own(tmp_path):
+def test_a_users_network(tmp_path):
     pipe = dg.DriftPipeline(Own())
     assert pipe([5, 6], seed=0, output="numpy").shape == (2, 4, 4, 3)
-    with pytest.raises(dg.InputError, match="model is a Own: only DiT, UNet2D"):
+    with pytest.raises(dg.InputError, match=r"Own is not registered: call driftgen\.register_generator"):
         pipe.save_pretrained(tmp_path / "own")
     assert not (tmp_path / "own").exists()
     with pytest.raises(dg.InputError, match="generator is a Linear: it needs forward"):
@@ -145,8 +145,11 @@ def test_a_network_of_ones_own(tmp_path):
 
 @pytest.mark.parametrize("kind", [DiT, UNet2D])
 def test_saved_and_loaded(kind, tmp_path):
-    made = {DiT: small, UNet2D: lambda: lively(UNet2D(input_size=8, in_channels=1, num_classes=4, **UNET))}
-    network = made[kind]()
+    builders = {
+        DiT: small,
+        UNet2D: lambda: lively(UNet2D(input_size=8, in_channels=1, num_classes=4, **UNET)),
+    }
+    network = builders[kind]()
     pipe = dg.DriftPipeline(network, class_names=list("abcd"), guidance=1.2, source={"step": 7})
     pipe.save_pretrained(tmp_path / "m")
     assert sorted(p.name for p in (tmp_path / "m").iterdir()) == [
@@ -175,11 +178,11 @@ UNET = {
 }
 
 
-def test_number_types(tmp_path):
+def test_dtypes(tmp_path):
     dg.DriftPipeline(small().bfloat16()).save_pretrained(tmp_path)
-    kept = dg.DriftPipeline.from_pretrained(tmp_path)
-    assert kept.generator.positions.dtype == torch.bfloat16
-    assert kept(0, seed=0, output="tensor").dtype == torch.float32
+    saved = dg.DriftPipeline.from_pretrained(tmp_path)
+    assert saved.generator.positions.dtype == torch.bfloat16
+    assert saved(0, seed=0, output="tensor").dtype == torch.float32
     wide = dg.DriftPipeline.from_pretrained(tmp_path, dtype=torch.float32)
     assert wide.generator.positions.dtype == torch.float32
 
@@ -198,7 +201,7 @@ def test_an_official_artifact_is_a_pipeline(folder, tmp_path):
 
 
 @pytest.mark.parametrize("folder", [PIXEL, LATENT, MAE, CONVNEXT], ids=lambda f: f.name)
-def test_conversion_there_and_back_is_bit_exact(folder, tmp_path):
+def test_conversion_round_trip_is_bit_exact(folder, tmp_path):
     from_official(str(folder), tmp_path / "ours")
     to_official(tmp_path / "ours", tmp_path / "theirs")
     source = folder / "params_ema" if (folder / "params_ema").is_dir() else folder
@@ -237,19 +240,19 @@ def edit(**changes):
         (lambda f: (f / "config.json").unlink(), "holds no model: config.json and model.safetensors"),
         (lambda f: (f / "config.json").write_text("{"), "config.json cannot be read"),
         (lambda f: (f / "config.json").write_text('{"_class_name": "UNet"}'), "_class_name is 'UNet'"),
-        (lambda f: (f / "config.json").write_text("[]"), "is not that of a driftgen model"),
-        (edit(version=2), "has version 2, this driftgen"),
-        (edit(colour="red"), "config.json: colour: Extra inputs are not permitted"),
+        (lambda f: (f / "config.json").write_text("[]"), "does not describe a driftgen model"),
+        (edit(version=2), "has version 2, driftgen 0.1.0 reads version 1"),
+        (edit(color="red"), "config.json: color: Extra inputs are not permitted"),
         (edit(guidance=0.5), "config.json: guidance: Input should be greater than or equal to 1"),
-        (edit(architecture="GPT"), "architecture='GPT' is not known"),
+        (edit(architecture="GPT"), "architecture='GPT' is not registered, only ConvNeXtV2, DiT"),
         (
             edit(options={"depht": 1}),
             "options do not fit DiT: option='depht' is not known: did you mean 'depth'",
         ),
         (edit(options={}), "does not fit config.json; missing"),
-        (edit(class_names=["a"]), "class_names has 1 names, the generator 4 classes"),
+        (edit(class_names=["a"]), "class_names has 1 names, the generator has 4 classes"),
         (edit(tokenizer={"kind": "gzip"}), "gzip"),
-        (lambda f: (f / "model.safetensors").unlink(), "does not exist: the folder is not whole"),
+        (lambda f: (f / "model.safetensors").unlink(), "does not exist: the folder is incomplete"),
         (lambda f: (f / "model.safetensors").write_bytes(b"short"), "is damaged"),
         (
             lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:-9]),
@@ -270,7 +273,7 @@ def test_a_tensor_of_another_shape(tmp_path):
         dg.load_model(tmp_path)
 
 
-def test_an_encoder_is_no_generator():
+def test_an_encoder_is_not_a_generator():
     with pytest.raises(dg.InputError, match="holds a ResNetMAE, which is an encoder"):
         dg.DriftPipeline.from_pretrained(MAE)
 
@@ -278,14 +281,14 @@ def test_an_encoder_is_no_generator():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"labels": 4}, "labels: 4 is no class of this model, they go from 0 to 3"),
-        ({"labels": [-1]}, "labels: -1 is no class"),
-        ({"labels": [0.5]}, "labels: 0.5 is no class"),
+        ({"labels": 4}, "labels: 4 is not a class of this model, classes are 0 to 3"),
+        ({"labels": [-1]}, "labels: -1 is not a class"),
+        ({"labels": [0.5]}, "labels: 0.5 is not a class"),
         ({"labels": []}, "labels is empty"),
         ({"labels": "cow"}, "labels='cow' is not known"),
         ({"guidance": 0.9}, "guidance=0.9 must be 1"),
         ({"guidance": float("nan")}, "guidance=nan must be 1"),
-        ({"seed": -1}, "seed=-1 must be a whole number"),
+        ({"seed": -1}, "seed=-1 must be an integer from 0"),
         ({"num_images": 0}, "num_images=0 must be at least 1"),
         ({"labels": [1, 2], "num_images": 1}, "num_images=1 is less than the 2 labels"),
         ({"output": "jpeg"}, "output='jpeg' is not known"),
@@ -297,20 +300,21 @@ def test_wrong_calls(pipe, options, message):
     assert message in str(error.value)
 
 
-def test_a_missing_tokenizer_is_told_before_any_work(monkeypatch):
+def test_a_missing_tokenizer_is_reported_before_sampling(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     pipe = dg.DriftPipeline.from_pretrained(LATENT)
     pipe.generator.register_forward_hook(lambda *a: pytest.fail("sampled before the tokenizer was there"))
     with pytest.raises(
-        dg.InputError, match="the samples are latents, and to decode them: stabilityai/sd-vae-ft-mse is not"
+        dg.InputError,
+        match="the samples are latents, and their tokenizer is missing: stabilityai/sd-vae-ft-mse is not",
     ):
         pipe(0)
-    with pytest.raises(dg.InputError, match="the tokenizer has latents of 3 channels, the generator makes 4"):
+    with pytest.raises(dg.InputError, match="the tokenizer decodes 3 channels, the generator produces 4"):
         dg.DriftPipeline(pipe.generator, Identity(3))
 
 
 def test_class_names_are_needed_to_use_them():
-    with pytest.raises(dg.InputError, match="the model knows no class names"):
+    with pytest.raises(dg.InputError, match="the model has no class names"):
         dg.DriftPipeline(small())("cat")
 
 

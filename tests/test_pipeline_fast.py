@@ -1,4 +1,4 @@
-"""A compiled pipeline gives the images it gave before; what is recorded is bounded."""
+"""Compiled pipelines generate the same images; the number of captured graphs is bounded."""
 
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ compiled: list[int] = []
 
 
 def counted(graph, inputs):
-    """A backend that only counts: machine code would take minutes."""
+    """A compiler backend that only counts: code generation would take minutes."""
     compiled.append(len(inputs))
     return graph.forward
 
@@ -33,7 +33,7 @@ def _without_a_backend(monkeypatch):
     torch._dynamo.reset()
 
 
-def test_images_of_a_seed_stay():
+def test_images_of_a_seed_do_not_change():
     network = small()
     want = dg.DriftPipeline(network, batch_size=4)(1, num_images=9, seed=3, output="tensor")
     pipe = dg.DriftPipeline(network, batch_size=4).compile()
@@ -45,11 +45,11 @@ def test_images_of_a_seed_stay():
         torch.testing.assert_close(got, want[:n], rtol=0, atol=1e-5)
 
     same(9)
-    assert rows == [4, 4, 4]  # the last filled up
+    assert rows == [4, 4, 4]  # the last batch is padded
     forms = len(compiled)
     same(5)
     same(3)
-    assert len(compiled) == forms == 3  # one size, so condition, block and last layer once
+    assert len(compiled) == forms == 3  # one batch size: condition, block and last layer are compiled once
     same(2)
     same(1)
     assert rows[-2:] == [2, 1]
@@ -59,7 +59,7 @@ def test_images_of_a_seed_stay():
     same(3)
     same(2)
     assert rows[-5:] == [3, 3, 3, 3, 2]
-    assert len(compiled) == 12  # nothing of a size seen before, and no form for all sizes
+    assert len(compiled) == 12  # known sizes are not compiled again, and shapes stay static
     rest = list(pipe.stream([1] * 9, seed=3, output="tensor", skip=5))
     torch.testing.assert_close(torch.cat(rest), want[5:], rtol=0, atol=1e-5)
     assert list(pipe.stream([1] * 3, seed=3, skip=3)) == []
@@ -72,7 +72,7 @@ def test_sizes(count, most, size):
     assert pipeline._size(count, most) == size
 
 
-def test_a_network_of_ones_own():
+def test_a_users_network():
     network = Own()
     want = dg.DriftPipeline(network)([5, 6, 7], seed=0, output="latent")
     pipe = dg.DriftPipeline(network).compile()
@@ -82,7 +82,7 @@ def test_a_network_of_ones_own():
     assert pipe([5, 6, 7], seed=0, output="latent").shape == (3, 3, 4, 4)
 
 
-def test_noise_of_the_next_batch_is_drawn_while_a_gpu_works(monkeypatch):
+def test_the_next_noise_is_drawn_while_the_gpu_computes(monkeypatch):
     pipe, order = dg.DriftPipeline(small(), batch_size=2), []
     for name in ("_noise", "_samples", "_finished"):
         real = getattr(pipe, name)
@@ -101,20 +101,20 @@ def test_saved_as_before(tmp_path):
     torch.testing.assert_close(back([0, 1], seed=0, output="latent"), want)
 
 
-def test_where_nothing_can_be_compiled(monkeypatch, here, tmp_path):
+def test_without_a_working_compiler(monkeypatch, here, tmp_path):
     def broken(graph, inputs):
         raise OSError("no compiler\nand a page more")
 
     real = torch._dynamo.optimize
     monkeypatch.setattr(torch, "compile", lambda f, **options: real(backend=broken)(f))
     pipe = dg.DriftPipeline(small()).compile()
-    fails(lambda: pipe(0, seed=0), "torch.compile fails here: .*; sample without it")
+    fails(lambda: pipe(0, seed=0), "torch.compile fails: .*; sample without compile")
 
     def missing(device):
         raise RuntimeError("No working C++ compiler found\nand more")
 
     monkeypatch.setattr(pipeline, "check_compiler", missing)
-    fails(lambda: dg.DriftPipeline(small()).compile(), "torch.compile fails here: No working C.. compiler")
+    fails(lambda: dg.DriftPipeline(small()).compile(), "torch.compile fails: No working C.. compiler")
     done = here("sample", PIXEL, "--compile", "--out", tmp_path / "out")
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
@@ -139,33 +139,33 @@ def test_sample(here, tmp_path):
 
 
 class Replayed(GraphedFunction):
-    """Recordings without a GPU: a replay computes from the inputs that were copied."""
+    """Captured graphs without a GPU: a replay computes from the copied inputs."""
 
-    def _record(self, inputs):
+    def _capture(self, inputs):
         while len(self.captured) >= self.most:
             del self.captured[next(iter(self.captured))]
         static = [x.clone() for x in inputs]
         output = self.function(*static)
-        self.made = [*getattr(self, "made", []), len(inputs[0])]
+        self.sizes = [*getattr(self, "sizes", []), len(inputs[0])]
         graph = SimpleNamespace(replay=lambda: output.copy_(self.function(*static)))
         return CapturedGraph(graph, static, output)
 
 
-def test_recordings_used_last_are_kept():
+def test_the_most_recent_graphs_are_kept():
     double = Replayed(lambda x: 2 * x, most=2)
     results = {}
     for n in (1, 2, 1, 3, 1, 2):
         x = torch.randn(n)
         results[n] = double(x), 2 * x
-    assert all(torch.equal(*pair) for pair in results.values())  # no later call wrote to them
-    assert double.made == [1, 2, 3, 2]
+    assert all(torch.equal(*pair) for pair in results.values())  # later calls do not overwrite results
+    assert double.sizes == [1, 2, 3, 2]
     assert len(double.captured) == 2
-    assert double(torch.ones(2, dtype=torch.int64)).tolist() == [2, 2]  # another type is another recording
+    assert double(torch.ones(2, dtype=torch.int64)).tolist() == [2, 2]  # another dtype is captured separately
     double.forget()
     assert not double.captured
 
 
-def test_a_compiler_is_looked_for(monkeypatch):
+def test_a_missing_compiler_is_detected(monkeypatch):
     import torch._inductor.cpp_builder as builder
 
     def none():

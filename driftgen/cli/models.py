@@ -1,4 +1,4 @@
-"""What is done with trained models: ``sample``, ``convert``."""
+"""Commands for trained models: ``sample``, ``convert``."""
 
 from __future__ import annotations
 
@@ -12,53 +12,49 @@ from driftgen.errors import unknown_name
 
 __all__ = ["convert", "sample"]
 
-Target = Annotated[Path, typer.Argument(help="Folder to write to.", show_default=False)]
+Target = Annotated[Path, typer.Argument(help="Output folder.", show_default=False)]
 
 
 def sample(
     model: Annotated[
         str,
         typer.Argument(
-            help="A saved model, a training run, an artifact of the authors, owner/repository, or hf://name.",
+            help="Saved model, training run, artifact of the authors, owner/repository, or hf://name.",
             show_default=False,
         ),
     ],
     labels: Annotated[
-        str | None, typer.Option(help="Classes: 3,5 or 0-9 or names; all in turn if not given.")
+        str | None, typer.Option(help="Classes: 3,5 or 0-9 or names. Default: all in turn.")
     ] = None,
     number: Annotated[
-        int | None, typer.Option("--number", "-n", help="How many images; as many as labels if not given.")
+        int | None, typer.Option("--number", "-n", help="Number of images. Default: one per label.")
     ] = None,
     guidance: Annotated[
-        float | None, typer.Option(help="alpha, 1 (none) or more; the model's own if not given.")
+        float | None, typer.Option(help="Guidance alpha, 1 (none) or more. Default: the model's own.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Image i of a seed is always the same.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed: image i of a seed is always the same.")] = 0,
     out: Out = Path("runs/samples"),
     tokenizer: Annotated[
-        str | None, typer.Option(help="Folder or hub name of the SD-VAE that decodes latents.")
+        str | None, typer.Option(help="SD-VAE that decodes latents: a folder or a hub name.")
     ] = None,
-    latents: Annotated[
-        bool, typer.Option("--latents", help="Write latents, undecoded, and no images.")
-    ] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
-    dtype: Annotated[
-        str, typer.Option(help="float32, bfloat16, float16; as saved if not given.")
-    ] = "as saved",
-    batch_size: Annotated[int, typer.Option(help="Images made at a time.")] = 32,
+    latents: Annotated[bool, typer.Option("--latents", help="Write latents instead of images.")] = False,
+    device: Annotated[str, typer.Option(help="Device: cpu, cuda, cuda:1, mps.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or as saved.")] = "as saved",
+    batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 32,
     compiled: Annotated[
-        bool, typer.Option("--compile", help="Compile the generator first: for many images.")
+        bool, typer.Option("--compile", help="Compile the generator: pays off for many images.")
     ] = False,
     fp8: Annotated[
-        bool, typer.Option("--fp8", help="8-bit products on an NVIDIA GPU that has them, for a DiT.")
+        bool, typer.Option("--fp8", help="FP8 matrix products of a DiT, on NVIDIA GPUs with FP8.")
     ] = False,
 ) -> None:
-    """Sample images, one network call each: single PNGs and a sheet of them, grid.png."""
+    """Sample images with one network call each: PNG files and a contact sheet, grid.png."""
     from driftgen.pipeline import DriftPipeline
     from driftgen.report.sample_folder import parse_labels, write_latents, write_samples
     from driftgen.support.progress import track
 
     pipe = DriftPipeline.from_pretrained(
-        model, device=device, dtype=_number_type(dtype), tokenizer=tokenizer, batch_size=batch_size, fp8=fp8
+        model, device=device, dtype=_dtype(dtype), tokenizer=tokenizer, batch_size=batch_size, fp8=fp8
     )
     if compiled:
         pipe.compile()
@@ -68,7 +64,7 @@ def sample(
         print(write_latents(pipe, out, chosen, guidance=alpha, seed=seed))
         return
     about: dict[str, Any] = {"model": model, "dtype": dtype, "tokenizer": tokenizer}
-    # None, not False: folders of before there were these options can then be completed.
+    # None instead of False, so that folders written before these options existed can be completed.
     about |= {"compile": compiled or None, "fp8": fp8 or None}
     with track("sampling", len(chosen), "network calls per image") as on_step:
         sheet = write_samples(pipe, out, chosen, guidance=alpha, seed=seed, about=about, on_step=on_step)
@@ -76,33 +72,33 @@ def sample(
 
 
 convert = typer.Typer(
-    help="Turn the authors' released artifacts into saved models, and back.", no_args_is_help=True
+    help="Convert the authors' released artifacts to saved models, and back.", no_args_is_help=True
 )
 
 
 @convert.command()
 def official(
-    folder: Annotated[str, typer.Argument(help="The artifact's folder, or hf://name.", show_default=False)],
+    folder: Annotated[str, typer.Argument(help="Folder of the artifact, or hf://name.", show_default=False)],
     out: Target,
 ) -> None:
-    """An artifact of the authors (flax) -> config.json, model.safetensors, README.md."""
-    from driftgen.interop.convert import from_official
+    """Convert an artifact of the authors (Flax) to a saved model."""
+    from driftgen.model_io import from_official
 
     print(from_official(folder, out))
 
 
 @convert.command("to-official")
 def to_official(
-    folder: Annotated[Path, typer.Argument(help="The folder of a saved model.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(help="Folder of a saved model.", show_default=False)],
     out: Target,
 ) -> None:
-    """A saved model -> an artifact that the authors' code reads, bit for bit what it came from."""
-    from driftgen.interop import convert as conversion
+    """Convert a saved model to an artifact that the authors' code reads. Round trips are bit-exact."""
+    from driftgen import model_io
 
-    print(conversion.to_official(folder, out))
+    print(model_io.to_official(folder, out))
 
 
-def _number_type(name: str) -> Any:
+def _dtype(name: str) -> Any:
     import torch
 
     types = {"as saved": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -1,7 +1,8 @@
-"""Training and what goes before it: ``train``, ``pretrain``, ``encode``, ``recipes``."""
+"""Training commands: ``train``, ``pretrain``, ``encode``, ``recipes``."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,38 +10,45 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+import driftgen
 from driftgen.cli.options import Device
 
 __all__ = ["encode", "pretrain", "recipes", "train"]
 
 Recipe = Annotated[
-    str, typer.Argument(help="A name of driftgen recipes, or a .yaml file.", show_default=False)
+    str, typer.Argument(help="Recipe: a name from driftgen recipes, or a .yaml file.", show_default=False)
 ]
 Changes = Annotated[
-    list[str] | None, typer.Option("--set", help="A value of the recipe: optim.lr=2e-4; may be repeated.")
+    list[str] | None, typer.Option("--set", help="Change one value: optim.lr=2e-4. Repeatable.")
 ]
 RunFolder = Annotated[
-    Path | None, typer.Option(help="The run's folder; runs/RECIPE if not given. Goes on with a run there.")
+    Path | None, typer.Option(help="Folder of the run; a run in it resumes. Default: runs/RECIPE.")
 ]
 Override = Annotated[
-    bool, typer.Option("--override", help="Go on with a run although its configuration differs.")
+    bool, typer.Option("--override", help="Resume a run although its configuration differs.")
 ]
-Show = Annotated[bool, typer.Option("--show", help="Print the resolved configuration and leave.")]
+Show = Annotated[bool, typer.Option("--show", help="Print the resolved configuration and exit.")]
+Init = Annotated[
+    str | None,
+    typer.Option(help="Start from the weights of this model: a folder, a run, owner/repository, hf://name."),
+]
 
 
 def train(
     recipe: Recipe,
     changes: Changes = None,
     out: RunFolder = None,
+    init: Init = None,
     override: Override = False,
     show: Show = False,
     device: Device = None,
 ) -> None:
-    """Train a one-step generator; go on where the run in the folder stopped.
+    """Train a one-step generator, or resume the run in the folder.
 
-    Many processes: torchrun --nproc-per-node 8 -m driftgen train RECIPE
+    Several GPUs: torchrun --nproc-per-node 8 -m driftgen train RECIPE
     """
-    _start("train", recipe, changes, out, override, show, device)
+    start = [] if init is None else [f"init={init}"]
+    _start("train", recipe, [*(changes or []), *start], out, override, show, device)
 
 
 def pretrain(
@@ -51,31 +59,29 @@ def pretrain(
     show: Show = False,
     device: Device = None,
 ) -> None:
-    """Train an encoder (a masked autoencoder) for the generator's loss."""
+    """Train an encoder (a masked autoencoder) for the loss of a generator."""
     _start("pretrain", recipe, changes, out, override, show, device)
 
 
 def encode(
     images: Annotated[
-        Path, typer.Argument(help="A folder of images (by class), an .npz or an .npy.", show_default=False)
+        Path, typer.Argument(help="Folder of images (by class), .npz or .npy.", show_default=False)
     ],
-    out: Annotated[Path, typer.Argument(help="Folder of the cache.", show_default=False)],
+    out: Annotated[Path, typer.Argument(help="Folder of the latent cache.", show_default=False)],
     tokenizer: Annotated[
-        str, typer.Option(help="Folder or hub name of the SD-VAE.")
+        str, typer.Option(help="SD-VAE: a folder or a hub name.")
     ] = "stabilityai/sd-vae-ft-mse",
-    size: Annotated[int, typer.Option(help="Side of the images in pixels, cropped at the centre.")] = 256,
-    batch_size: Annotated[int, typer.Option(help="Images encoded at a time.")] = 64,
-    shard_size: Annotated[int, typer.Option(help="Images of a shard.")] = 4096,
-    dtype: Annotated[
-        str, typer.Option(help="Of the stored latents: float32, bfloat16, float16.")
-    ] = "float32",
-    seed: Annotated[int, typer.Option(help="Of the posterior noise.")] = 0,
+    size: Annotated[int, typer.Option(help="Image size in pixels, center-cropped.")] = 256,
+    batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 64,
+    shard_size: Annotated[int, typer.Option(help="Images per shard.")] = 4096,
+    dtype: Annotated[str, typer.Option(help="Stored dtype: float32, bfloat16, float16.")] = "float32",
+    seed: Annotated[int, typer.Option(help="Seed of the posterior noise.")] = 0,
     workers: Annotated[int, typer.Option(help="Processes that decode images.")] = 2,
     device: Device = None,
 ) -> None:
-    """Encode images once into a cache of latents; goes on where it was stopped.
+    """Encode images into a latent cache, or resume a stopped encoding.
 
-    Many processes: torchrun --nproc-per-node 8 -m driftgen encode IMAGES OUT
+    Several GPUs: torchrun --nproc-per-node 8 -m driftgen encode IMAGES OUT
     """
     from driftgen.data.config import Data
     from driftgen.data.images import open_images
@@ -106,18 +112,18 @@ def encode(
         data.close()
         processes.close()
     if processes.is_main:
-        print(out if left == 0 else f"{out}: {left} shards are left to other processes")
+        print(out if left == 0 else f"{out}: {left} shards still belong to other processes")
 
 
 def recipes() -> None:
-    """List the recipes, one line each."""
+    """List the packaged recipes."""
     from driftgen.training.recipes import recipe_names
 
-    console, found = Console(), recipe_names()
-    width = max(len(recipe.name) for recipe in found)
+    console, listed = Console(), recipe_names()
+    width = max(len(recipe.name) for recipe in listed)
     for task in ("train", "pretrain"):
         console.print(f"[dim]driftgen {task}[/]")
-        for recipe in (r for r in found if r.task == task):
+        for recipe in (r for r in listed if r.task == task):
             line = f"  [bold]{escape(recipe.name):{width}}[/]  {escape(recipe.about)}"
             console.print(line, no_wrap=True, overflow="ellipsis", crop=False)
 
@@ -133,32 +139,14 @@ def _start(
 ) -> None:
     from driftgen.training.recipes import load_recipe, to_yaml
 
-    config = load_recipe(recipe, changes or [], task)
+    config: Any = load_recipe(recipe, changes or [], task)
     if show:
         print(to_yaml(config), end="")
         return
     name = Path(recipe).stem
-    _run(task, name, config, out or Path("runs") / name, override, device)
-
-
-def _run(task: str, name: str, config: Any, folder: Path, override: bool, device: str | None) -> None:
-    """Trains in this process, one of many if torchrun started it."""
-    from driftgen.report.run_page import write_report
-    from driftgen.report.terminal import LiveView
-    from driftgen.training.distributed import Distributed
-    from driftgen.training.pretrain import pretrain as run_pretraining
-    from driftgen.training.trainer import train as run_training
-
-    processes = Distributed.start(device)
-    temperatures = config.loss.temperatures if task == "train" else ()
-    console = Console(stderr=True, highlight=False, quiet=not processes.is_main)
-    try:
-        with LiveView(str(folder), config.optim.steps, temperatures, console=console) as view:
-            run: Any = run_training if task == "train" else run_pretraining
-            complete = run(config, folder, processes, view, name=name, override=override, report=write_report)
-    finally:
-        processes.close()
-    if processes.is_main and complete:
-        print(folder / "report.html")
-    if not complete:
+    start = driftgen.train if task == "train" else driftgen.pretrain
+    run = start(config, out or Path("runs") / name, name=name, override=override, device=device)
+    if not run.complete:
         raise typer.Exit(130)
+    if os.environ.get("RANK", "0") == "0":
+        print(run.report)

@@ -21,7 +21,7 @@ from driftgen.errors import InputError
 if TYPE_CHECKING:
     from driftgen.data.config import Augment, Data
 
-__all__ = ["ArrayImages", "in_memory", "open_array", "to_float"]
+__all__ = ["ArrayImages", "from_arrays", "in_memory", "open_array", "to_float"]
 
 IMAGES, LABELS = ("images", "x", "x_train", "arr_0"), ("labels", "y", "y_train")
 
@@ -80,7 +80,21 @@ def to_float(pixels: Tensor, half: float = 127.5) -> Tensor:
 
 def open_array(path: Path, config: Data) -> ArrayImages:
     """Open the images of an ``.npz`` or ``.npy`` file; see :func:`driftgen.data.images.open_images`."""
-    images, all_labels, names = _read_array(path)
+    return _prepared(path, *_read_array(path), config)
+
+
+def from_arrays(images: NDArray[Any], labels: NDArray[Any] | None, config: Data) -> ArrayImages:
+    """Prepare images passed from Python like those of a file; without labels they are of one class."""
+    where = Path("data")  # named in messages
+    count = len(images) if images.ndim else 0
+    if labels is None:
+        return _prepared(where, images, np.zeros(count, np.int64), ["all"], config)
+    return _prepared(where, images, *_classes(where, count, labels, None), config)
+
+
+def _prepared(
+    path: Path, images: NDArray[Any], all_labels: NDArray[np.int64], names: list[str], config: Data
+) -> ArrayImages:
     if len(images) == 0:
         raise InputError(f"{path} holds no images: store at least one")
     labels, names, chosen = choose(all_labels, names, config)

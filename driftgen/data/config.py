@@ -8,7 +8,7 @@ from pydantic import Field
 
 from driftgen.support.config_base import Count, Natural, Section, Share
 
-__all__ = ["Augment", "Data", "Queue"]
+__all__ = ["Augment", "Data", "InMemory", "Queue"]
 
 
 class Augment(Section):
@@ -23,10 +23,19 @@ class Augment(Section):
     shift: Annotated[float, Field(ge=0)] = 0.0  # pixels, in both directions
 
 
+class InMemory(Section):
+    """Identity of data passed from Python, so that a run resumes with the same data only."""
+
+    count: Count
+    shape: tuple[Count, ...]
+    checksum: str
+
+
 class Data(Section):
     """The dataset."""
 
-    kind: Literal["digits", "images", "latents"] = "images"  # images: a folder, .npz or .npy
+    # images: a folder, .npz or .npy; memory: passed from Python, see driftgen.train
+    kind: Literal["digits", "images", "latents", "memory"] = "images"
     path: str | None = None
     size: Count | None = None  # side in pixels; None for the size of an array
     channels: Literal[1, 3] = 3
@@ -34,6 +43,7 @@ class Data(Section):
     limit: Count | None = None  # maximum number of images
     workers: Natural = 2  # decoding processes
     augment: Augment = Augment()
+    memory: InMemory | None = None
 
 
 class Queue(Section):

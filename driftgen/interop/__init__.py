@@ -1,1 +1,1 @@
-"""Models that come from elsewhere."""
+"""Models of other sources: the authors' artifacts and the Hugging Face Hub."""

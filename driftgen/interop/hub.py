@@ -1,4 +1,4 @@
-"""Names on the Hugging Face Hub -> folders on this machine."""
+"""Download models from the Hugging Face Hub, and upload them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from driftgen.support.download import download, first_line, is_repository
 __all__ = ["RELEASED", "RELEASE_REPOSITORY", "fetch", "is_hub_name", "upload"]
 
 RELEASE_REPOSITORY = "Goodeat/drifting"
-# The authors' models: folder in their repository, and the guidance they evaluate a generator with.
+# The authors' models: folder in their repository, and the guidance of their evaluation (generators only).
 RELEASED: dict[str, tuple[str, float | None]] = {
     "latent_L_sota": ("models/gen/jax", 1.0),
     "latent_B_sota": ("models/gen/jax", 1.1),
@@ -22,19 +22,22 @@ RELEASED: dict[str, tuple[str, float | None]] = {
     "mae_latent_640": ("models/mae/jax", None),
     "mae_pixel_640": ("models/mae/jax", None),
 }
-FILES = ["config.json", "model*.safetensors", "README.md", "tokenizer/*", "metadata.json", "*.msgpack"]
+FILES = [
+    *("config.json", "model*.safetensors", "model.safetensors.index.json", "README.md", "tokenizer/*"),
+    *("metadata.json", "*.msgpack"),
+]
 
 
 def is_hub_name(source: str) -> bool:
-    """Whether ``source`` reads like a name on the Hub: ``hf://name``, or ``owner/repository``."""
+    """Return True if ``source`` has the form of a name on the Hub: ``hf://name`` or ``owner/repository``."""
     return source.startswith("hf://") or is_repository(source)
 
 
 def fetch(source: str) -> Path:
-    """The local folder of a model on the Hub, downloaded where it is not in the cache yet.
+    """Return the local folder of a model on the Hub; download it if it is not in the cache.
 
-    ``hf://ablation`` is one of the authors' :data:`RELEASED` models by the release's own name;
-    ``owner/repository`` and ``hf://owner/repository`` are repositories of their own.
+    ``hf://ablation`` names one of the authors' :data:`RELEASED` models; ``owner/repository`` and
+    ``hf://owner/repository`` name a repository.
     """
     name = source.removeprefix("hf://")
     if "/" in name:
@@ -45,12 +48,12 @@ def fetch(source: str) -> Path:
     inside = f"{RELEASED[name][0]}/{name}"
     folder = download(RELEASE_REPOSITORY, [f"{inside}/*"], source) / inside
     if not folder.is_dir():
-        raise InputError(f"{source}: {RELEASE_REPOSITORY} holds no folder {inside}")
+        raise InputError(f"{source}: {RELEASE_REPOSITORY} has no folder {inside}")
     return folder
 
 
 def upload(folder: Path, repository: str, **options: Any) -> str:
-    """Makes the repository where it is missing, uploads the folder's files, and returns the address."""
+    """Upload the files of a folder, create the repository if it is missing, and return its address."""
     from huggingface_hub import HfApi
 
     message, private = options.pop("message", "Upload a driftgen model"), options.pop("private", None)
@@ -58,8 +61,8 @@ def upload(folder: Path, repository: str, **options: Any) -> str:
     try:
         api.create_repo(repository, private=private, exist_ok=True)
         api.upload_folder(repo_id=repository, folder_path=folder, commit_message=message)
-    # Each version of huggingface_hub raises the exceptions of another HTTP library.
+    # The exceptions of huggingface_hub depend on its version and HTTP library.
     except Exception as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
-        raise InputError(f"{repository} cannot be written on the Hugging Face Hub: {reason}") from None
+        raise InputError(f"{repository} cannot be uploaded to the Hugging Face Hub: {reason}") from None
     return f"{api.endpoint}/{repository}"

@@ -16,6 +16,7 @@ from PIL import Image
 from driftgen.errors import InputError
 from driftgen.report.curves import draw_curves
 from driftgen.report.page import write_page
+from driftgen.training.metrics_file import read_metrics
 
 __all__ = ["read_metrics", "write_report"]
 
@@ -34,27 +35,6 @@ STYLE = """<style>
            border-radius: 6px; font-size: .85rem; }
 .run summary { cursor: pointer; } .run .warning { border-left: 4px solid var(--orange); padding-left: .8rem; }
 </style>"""
-
-
-def read_metrics(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Read the header and the rows of ``metrics.jsonl``, ordered by step.
-
-    If a step occurs twice, the later row counts. Unreadable lines, such as the last line of a killed run, are
-    ignored. A missing file yields no rows.
-    """
-    header: dict[str, Any] = {}
-    rows: dict[int, dict[str, Any]] = {}
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        record = _parse_json(line)
-        if isinstance(record.get("header"), dict):
-            header = record["header"]
-        elif isinstance(record.get("step"), int):
-            rows[record["step"]] = record
-    return header, [rows[step] for step in sorted(rows)]
 
 
 def write_report(folder: Path, extra_html: str = "") -> Path:

@@ -1,1 +1,1 @@
-"""Training loops."""
+"""Configurations, recipes, training steps and the loop that runs them."""

@@ -1,9 +1,10 @@
-"""From a configuration to the parts of a run: generator, encoders, tokenizer, data."""
+"""Build the parts of a run from its configuration: data, tokenizer, generator, encoders."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -12,25 +13,43 @@ from torch.distributed.device_mesh import DeviceMesh
 from driftgen.data.images import RealData, open_images
 from driftgen.data.latents import open_latents
 from driftgen.errors import InputError
-from driftgen.features.backbones import Backbone
 from driftgen.features.resnet_mae import ResNetMAE
 from driftgen.features.stack import DecodeFirst, Encoder, FeatureStack
-from driftgen.generators.dit import DiT
-from driftgen.generators.image_mlp import ImageMLP
-from driftgen.generators.unet import UNet2D
-from driftgen.interop.convert import load_any
-from driftgen.pipeline import find_model
+from driftgen.generators.base import Generator, Noise
+from driftgen.model_io import accepts, build_model, get_architecture, load_any
 from driftgen.tokenizers import Tokenizer, build_tokenizer
 from driftgen.training import config as c
 from driftgen.training.sharding import shard_features
 
-__all__ = ["build_features", "build_generator", "build_mae", "open_data"]
+__all__ = [
+    "NO_PARTS",
+    "Parts",
+    "build_features",
+    "build_generator",
+    "build_mae",
+    "load_initial_weights",
+    "make_tokenizer",
+    "open_data",
+]
 
-GENERATORS: dict[str, Any] = {"dit": DiT, "unet": UNet2D, "mlp": ImageMLP}
+
+class Parts(NamedTuple):
+    """Parts of a run that were passed from Python, where the configuration can only describe them."""
+
+    data: RealData | None = None  # for data.kind=memory
+    generator: nn.Module | None = None  # for generator.kind=module
+    encoders: Sequence[nn.Module] = ()  # for each encoder of kind=module, in order
 
 
-def open_data(config: c.Data) -> RealData:
-    """The real samples that a configuration names."""
+NO_PARTS = Parts()
+
+
+def open_data(config: c.Data, given: RealData | None = None) -> RealData:
+    """Open the real samples of a configuration. ``given`` are those of ``data.kind=memory``."""
+    if config.kind == "memory":
+        if given is None:
+            raise InputError("data.kind=memory: pass the data from Python, driftgen.train(..., data=...)")
+        return given
     if config.kind == "latents":
         if config.path is None:
             raise InputError("data.path is not set: give the folder that driftgen encode wrote")
@@ -39,26 +58,128 @@ def open_data(config: c.Data) -> RealData:
 
 
 def build_generator(
-    config: c.Generator, shape: tuple[int, int, int], classes: int, *, checkpoint_blocks: bool = False
+    config: c.Generator,
+    shape: tuple[int, int, int],
+    classes: int,
+    *,
+    checkpoint_blocks: bool = False,
+    given: nn.Module | None = None,
 ) -> nn.Module:
-    """f, for samples of this shape and so many classes."""
+    """Build the generator f for samples of this shape and this number of classes.
+
+    ``given`` is the network of ``generator.kind=module``.
+    """
+    if config.kind == c.MODULE:
+        if given is None:
+            raise InputError(
+                "generator.kind=module: pass the network from Python, driftgen.train(..., generator=...)"
+            )
+        if checkpoint_blocks:
+            raise InputError("checkpoint_blocks=true: only a generator named in the recipe takes it")
+        check_generator(given, shape, classes)
+        return given
+    entry = get_architecture("generator", config.kind)
     channels, height, width = shape
+    fixed: dict[str, Any] = {"input_size": height, "in_channels": channels, "num_classes": classes}
     if height != width:
-        raise InputError(f"samples are {height}x{width}: generators make square ones, crop with data.size")
-    kind = GENERATORS[config.kind]
-    fixed = {"input_size": height, "in_channels": channels, "num_classes": classes}
+        if entry.built_in:
+            raise InputError(
+                f"samples are {height}x{width}, {entry.name} generates square ones: crop with data.size"
+            )
+        del fixed["input_size"]
     for name, value in fixed.items():
         if config.options.get(name, value) != value:
             raise InputError(f"generator.options.{name}={config.options[name]}, but the data has {value}")
-    options: dict[str, Any] = {**config.options, **fixed}
+    options = dict(config.options)
     if checkpoint_blocks:
+        if not accepts(entry, "checkpoint_blocks"):
+            raise InputError(f"checkpoint_blocks=true: {entry.name} does not take checkpoint_blocks")
         options["checkpoint_blocks"] = True
     try:
-        built = kind(**options) if config.preset is None else kind.preset(config.preset, **options)
-    except (InputError, TypeError) as error:
+        network = build_model(entry, options, preset=config.preset, if_accepted=fixed)
+    except InputError as error:
         raise InputError(f"generator: {error}") from None
-    network: nn.Module = built
+    except TypeError as error:
+        if not entry.built_in:
+            raise  # a bug in the user's class: show where
+        raise InputError(f"generator: {error}") from None
+    if not entry.built_in:
+        check_generator(network, shape, classes)
     return network
+
+
+@torch.no_grad()
+def check_generator(network: nn.Module, shape: tuple[int, int, int], classes: int) -> None:
+    """Check with one call that a user's network has the interface and the output shape of a generator."""
+    name = type(network).__name__
+    if not isinstance(network, Generator):
+        raise InputError(
+            f"{name} is not a generator: it needs forward(noise, labels, alpha) and "
+            "sample_noise(n, generator=None)"
+        )
+    noise = network.sample_noise(2, torch.Generator().manual_seed(0))
+    if not isinstance(noise, Noise):
+        raise InputError(
+            f"{name}.sample_noise returns a {type(noise).__name__}, expected driftgen.generators.Noise"
+        )
+    parameter = next(network.parameters(), torch.empty(0))
+    labels = torch.tensor([0, classes - 1], device=parameter.device)
+    training = network.training
+    samples = network.eval()(noise.to(parameter.device), labels, torch.ones(2, device=parameter.device))
+    network.train(training)
+    if samples.shape != (2, *shape):
+        raise InputError(f"{name} generates {list(samples.shape[1:])}, the data has {list(shape)}")
+
+
+def load_initial_weights(network: nn.Module, source: str, class_names: Sequence[str]) -> str:
+    """Load the weights of a saved generator into ``network``, and return one line about it.
+
+    The class embedding keeps its initial weights if the model was trained on other classes.
+    """
+    model, _, facts = load_any(source)
+    if type(model) is not type(network):
+        raise InputError(
+            f"init={source} holds a {type(model).__name__}, the run trains a {type(network).__name__}: "
+            "set generator.kind to that of the model"
+        )
+    weights, own = model.state_dict(), network.state_dict()
+    for name in (*own, *weights):
+        if name not in own or name not in weights:
+            holder = "the model" if name in weights else "the generator of this run"
+            raise InputError(
+                f"init={source}: only {holder} has {name}; set generator.options to those of the model"
+            )
+    other = facts.get("class_names")
+    embedding = _class_embedding(network, len(class_names))
+    new = embedding is not None and (
+        weights[embedding].shape != own[embedding].shape
+        or (other is not None and list(other) != list(class_names))
+    )
+    if new and embedding is not None:
+        weights[embedding] = own[embedding]
+    for name, tensor in own.items():
+        if weights[name].shape != tensor.shape:
+            raise InputError(
+                f"init={source}: {name} has shape {list(weights[name].shape)}, the generator of this run has "
+                f"{list(tensor.shape)}; set data and generator.options to those of the model"
+            )
+    network.load_state_dict(weights)
+    return f"generator weights from {source}" + (
+        f"; the class embedding is new, for {len(class_names)} other classes" if new else ""
+    )
+
+
+def _class_embedding(network: nn.Module, classes: int) -> str | None:
+    """Return the name of the weight that embeds the class, if the network has one."""
+    embeddings = [
+        f"{name}.weight"
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Embedding) and module.num_embeddings == classes
+    ]
+    ours = "conditioning.classes.weight"  # the name in every generator of this package
+    if ours in embeddings:
+        return ours
+    return embeddings[0] if len(embeddings) == 1 else None
 
 
 def build_features(
@@ -67,45 +188,66 @@ def build_features(
     tokenizer: Tokenizer | None,
     device: torch.device,
     mesh: DeviceMesh | None = None,
+    given: Sequence[nn.Module] = (),
 ) -> FeatureStack:
-    """φ: every encoder of the configuration, and the sample itself. Looked at with one sample.
+    """Build φ: every encoder of the configuration, and the sample itself. One sample is passed through it.
 
-    With a mesh, each process holds its share of the encoders.
+    With a mesh, each process holds its shard of the encoders. ``given`` are the encoders of kind ``module``.
     """
+    modules = iter(given)
     entries: list[tuple[Encoder, dict[str, Any]]] = []
     for i, entry in enumerate(config.encoders):
-        encoder: Any
-        if entry.kind == "mae":
-            folder = find_model(entry.path)
-            encoder, _ = load_any(folder, entry.path)
-            if not isinstance(encoder, ResNetMAE):
-                raise InputError(f"encoders.{i}.path: {entry.path} holds a {type(encoder).__name__}, no MAE")
-            encoder.decoder = encoder.classifier = None  # only its features are used
-        elif entry.kind == "backbone":
-            encoder = Backbone(entry.path)
-        else:
-            encoder = Backbone.resnet50(entry.path)
+        encoder: Any = (
+            next(modules, None) if entry.kind == c.MODULE else _build_encoder(entry, f"encoders.{i}")
+        )
+        if encoder is None:
+            raise InputError(
+                f"encoders.{i}.kind=module: pass the encoder from Python, driftgen.train(..., encoders=...)"
+            )
         if entry.decode_first:
             if tokenizer is None:
                 raise InputError(f"encoders.{i}.decode_first is set, but tokenizer is not")
             encoder = DecodeFirst(encoder, tokenizer)
         entries.append((encoder, dict(entry.switches)))
-    # What is to be shared may be too large for one device: the look is on the CPU.
-    place = device if mesh is None else torch.device("cpu")
-    stack = FeatureStack(entries, vanilla=config.vanilla).to(place)
+    # Encoders that will be sharded may not fit on one device.
+    probe_device = device if mesh is None else torch.device("cpu")
+    stack = FeatureStack(entries, vanilla=config.vanilla).to(probe_device)
     try:
         with torch.no_grad():
-            stack.features(torch.zeros(1, *shape, device=place))
+            stack.features(torch.zeros(1, *shape, device=probe_device))
     except (InputError, TypeError) as error:
         raise InputError(f"encoders do not fit samples of shape {list(shape)}: {error}") from None
     if mesh is not None:
         shard_features(stack, mesh)
-        stack.to(device)  # a tokenizer is not shared
+        stack.to(device)  # the tokenizer is not sharded
     return stack
 
 
+def _build_encoder(config: c.Encoder, where: str) -> nn.Module:
+    entry = get_architecture("encoder", config.kind)
+    if config.path is None or entry.path == "argument":
+        try:
+            if config.path is not None:
+                return entry.build(config.path, **config.options)
+            return build_model(entry, config.options)
+        except TypeError as error:
+            if not entry.built_in:
+                raise  # a bug in the user's class: show where
+            raise InputError(f"{where}.options: {error}") from None
+    if config.options:
+        raise InputError(f"{where}.options: a saved model has its own options, remove them or the path")
+    encoder = load_any(config.path).model
+    if not isinstance(encoder, entry.model):
+        raise InputError(
+            f"{where}.path: {config.path} holds a {type(encoder).__name__}, expected {entry.model.__name__}"
+        )
+    if isinstance(encoder, ResNetMAE):
+        encoder.decoder = encoder.classifier = None  # not needed for features
+    return encoder
+
+
 def build_mae(config: c.Masking, shape: tuple[int, int, int], classes: int | None) -> ResNetMAE:
-    """The masked autoencoder to pretrain; with a classifier if it is fine-tuned."""
+    """Build the masked autoencoder to pretrain, with a classifier if its last steps fine-tune one."""
     preset = ResNetMAE.preset_options(config.preset) if config.preset else {}
     options: dict[str, Any] = {**preset, **config.options, "in_channels": shape[0]}
     options["num_classes"] = classes if config.finetune_steps else None
@@ -119,7 +261,7 @@ def build_mae(config: c.Masking, shape: tuple[int, int, int], classes: int | Non
 
 
 def make_tokenizer(options: dict[str, Any] | None, device: torch.device) -> Tokenizer | None:
-    """The tokenizer of a configuration, if it has one."""
+    """Build the tokenizer of a configuration, if it has one."""
     if options is None:
         return None
     tokenizer = build_tokenizer(options, Path(options["folder"]) if "folder" in options else None)

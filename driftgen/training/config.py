@@ -1,15 +1,18 @@
-"""What a run is made of: every value of a recipe, with its meaning and its limits."""
+"""The configuration of a run: every key of a recipe, its meaning, default and valid range."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from driftgen.data.config import Augment, Data, Queue
+from driftgen.model_io import get_architecture
 from driftgen.support.config_base import Count, Natural, Positive, Section, Share
 
 __all__ = [
+    "MODULE",
     "Augment",
     "Batch",
     "Data",
@@ -27,24 +30,54 @@ __all__ = [
 ]
 
 
-class Generator(Section):
-    """f: its class and the options on top of a preset."""
+MODULE = "module"  # kind of a network that was passed from Python; its options name the class
 
-    kind: Literal["dit", "unet", "mlp"] = "dit"
+
+class Generator(Section):
+    """The generator f: a registered class, and options on top of a preset."""
+
+    kind: str = "dit"  # dit, unet, mlp, or a name of driftgen.register_generator
     preset: str | None = None
     options: dict[str, Any] = Field(default_factory=dict)
 
+    @field_validator("kind")
+    @classmethod
+    def _registered(cls, kind: str) -> str:
+        return kind if kind == MODULE else get_architecture("generator", kind).name
+
 
 class Encoder(Section):
-    """One φ: a saved MAE, an artifact of the authors or a run of ``driftgen pretrain`` (``mae``), a model of
-    transformers (``backbone``), or a file of ResNet-50 weights (``resnet50``).
+    """One feature encoder φ: a registered class, and the path of its weights or its options.
+
+    ``mae`` and ``convnext`` take a saved model, a run of ``driftgen pretrain`` or an artifact of the authors;
+    ``backbone`` takes a model of transformers; ``resnet50`` takes a file of weights. A class registered with
+    ``driftgen.register_encoder`` takes a saved model as ``path``, or is built from ``options``.
     """
 
-    kind: Literal["mae", "backbone", "resnet50"] = "mae"
-    path: str
-    decode_first: bool = False  # it sees images, the generator makes latents
-    # Of its features(): every_k_block, vectors, mean_std, patch_sizes, ...
+    kind: str = "mae"  # mae, convnext, backbone, resnet50, or a name of driftgen.register_encoder
+    path: Annotated[str | None, Field(validate_default=True)] = None
+    options: dict[str, Any] = Field(default_factory=dict)
+    decode_first: bool = False  # decode latents to images first, for encoders of images
+    # Arguments of features(): every_k_block, vectors, mean_std, patch_sizes, ...
     switches: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("kind")
+    @classmethod
+    def _registered(cls, kind: str) -> str:
+        return kind if kind == MODULE else get_architecture("encoder", kind).name
+
+    @field_validator("path")
+    @classmethod
+    def _has_weights(cls, path: str | None, info: ValidationInfo) -> str | None:
+        kind = info.data.get("kind", MODULE)
+        if path is None and kind != MODULE and get_architecture("encoder", kind).built_in:
+            raise PydanticCustomError("missing", "Field required")
+        return path
+
+    @property
+    def name(self) -> str:
+        """Name of the encoder in messages."""
+        return self.path or str(self.options.get("class", self.kind))
 
 
 class Loss(Section):
@@ -61,7 +94,7 @@ class Loss(Section):
 
 
 class Guidance(Section):
-    """p(α) ∝ α^-power on [low, high], and a share of α = 1."""
+    """Distribution of α: p(α) ∝ α^-power on [low, high], and α = 1 with probability ``no_guidance``."""
 
     low: Annotated[float, Field(ge=1)] = 1.0
     high: Annotated[float, Field(ge=1)] = 4.0
@@ -70,18 +103,21 @@ class Guidance(Section):
 
 
 class Batch(Section):
-    """One step: N_c classes, for each N_neg generated, N_pos positive and N_unc unconditional samples."""
+    """Sizes of one step: N_c classes, and per class N_neg generated, N_pos positive and N_unc unconditional
+    samples.
+    """
 
     classes: Count = 64
     generated: Annotated[int, Field(ge=2)] = 64
     positives: Count = 64
     unconditional: Natural = 16
-    micro: Count = 1  # parts that the classes of one step are split into, to save memory
-    mode: Literal["exact", "previous"] = "exact"  # where the statistics of a split step come from
+    micro: Count = 1  # micro-batches per step, to save memory
+    # Statistics of a step in micro-batches: of this step (one more forward pass), or of the previous step.
+    mode: Literal["exact", "previous"] = "exact"
 
 
 class Optimizer(Section):
-    """AdamW; the learning rate grows linearly from 1e-6 to ``lr`` over ``warmup`` steps and stays there."""
+    """AdamW. The learning rate rises linearly from 1e-6 to ``lr`` over ``warmup`` steps, then stays."""
 
     lr: Positive = 2e-4
     betas: tuple[Share, Share] = (0.9, 0.95)
@@ -92,21 +128,21 @@ class Optimizer(Section):
 
 
 class Output(Section):
-    """What a run writes, and how often, in steps."""
+    """Files of a run; intervals are in steps."""
 
     metrics_every: Count = 10
     samples_every: Count = 1000
     checkpoint_every: Count = 1000
     keep_last: Count = 2
-    keep_every: Count | None = None  # steps whose checkpoints stay for good
+    keep_every: Count | None = None  # checkpoints at multiples of this step are never deleted
     report_every: Count = 1000
     sample_guidance: Annotated[float, Field(ge=1)] = 1.0
     tensorboard: bool = False
-    wandb: str | None = None  # project
+    wandb: str | None = None  # project name
 
 
 class Expect(Section):
-    """What a recipe's header promises: hardware, hours, and the number to expect."""
+    """Header of a recipe: hardware, hours and the expected result."""
 
     hardware: str = ""
     hours: str = ""
@@ -114,7 +150,7 @@ class Expect(Section):
 
 
 class _Run(Section):
-    about: str = ""  # one line for the list of recipes
+    about: str = ""  # one-line description
     expect: Expect = Expect()
     seed: Natural = 0
     data: Data = Data()
@@ -129,18 +165,19 @@ class _Run(Section):
 
 
 class TrainConfig(_Run):
-    """``driftgen train``: a one-step generator."""
+    """Configuration of ``driftgen train``: a one-step generator."""
 
     task: Literal["train"] = "train"
     generator: Generator = Generator()
+    init: str | None = None  # initial generator weights: any model that driftgen.load_model loads
     encoders: tuple[Encoder, ...] = ()
-    vanilla: bool = True  # the sample itself is a feature too
+    vanilla: bool = True  # use the sample itself as a feature, too
     loss: Loss = Loss()
     guidance: Guidance = Guidance()
     batch: Batch = Batch()
     queue: Queue = Queue()
     checkpoint_blocks: bool = False
-    # On one GPU the launches of a step are recorded once and replayed, unless it is split or checkpointed.
+    # Capture the step in a CUDA graph, on one GPU and without micro-batches or checkpointed blocks.
     cuda_graph: bool = True
     fsdp: bool = False
 
@@ -151,22 +188,24 @@ class TrainConfig(_Run):
         if self.batch.micro > self.batch.classes:
             raise ValueError("batch.micro must not be above batch.classes")
         if not self.encoders and not self.vanilla:
-            raise ValueError("encoders is empty and vanilla is false: nothing to measure the drift in")
+            raise ValueError(
+                "encoders is empty and vanilla is false: set one of them, the drift needs a feature"
+            )
         return self
 
 
 class Masking(Section):
-    """The masked autoencoder, and its classification fine-tuning over the last steps."""
+    """The masked autoencoder, and the classification loss of its last steps."""
 
     preset: str | None = None
-    options: dict[str, Any] = Field(default_factory=dict)  # of driftgen.features.ResNetMAE
+    options: dict[str, Any] = Field(default_factory=dict)  # arguments of driftgen.features.ResNetMAE
     finetune_steps: Natural = 0
     finetune_weight: Share = 0.1
     finetune_ramp: Count = 1000
 
 
 class PretrainConfig(_Run):
-    """``driftgen pretrain``: a masked autoencoder, whose encoder becomes φ."""
+    """Configuration of ``driftgen pretrain``: a masked autoencoder, whose encoder serves as φ."""
 
     task: Literal["pretrain"] = "pretrain"
     batch_size: Count = 8192

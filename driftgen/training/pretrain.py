@@ -13,13 +13,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from driftgen.data.prefetch import Prefetcher
 from driftgen.features.resnet_mae import MAEOutput
-from driftgen.model_io import save_model
+from driftgen.model_io import RUN_MODEL, save_model
 from driftgen.ops.compile import compile_parts, to_channels_last
-from driftgen.pipeline import RUN_MODEL
 from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.images import contact_sheet, to_pil, to_uint8
 from driftgen.support.rng import derive_generator, derive_seed
-from driftgen.training.build import build_mae, make_tokenizer, open_data
+from driftgen.training.build import NO_PARTS, Parts, build_mae, make_tokenizer, open_data
 from driftgen.training.config import Masking, PretrainConfig
 from driftgen.training.distributed import Distributed
 from driftgen.training.graphed_step import GraphedStep, can_capture
@@ -67,9 +66,10 @@ class Pretraining:
         info: Callable[[str], None] = lambda text: None,
         *,
         name: str = "",
+        parts: Parts = NO_PARTS,
     ) -> None:
         self.config, self.distributed, self.name = config, distributed, name
-        self.data = open_data(config.data)
+        self.data = open_data(config.data, parts.data)
         torch.manual_seed(derive_seed(config.seed, WEIGHTS))
         self.tokenizer = make_tokenizer(config.tokenizer, distributed.device)
         shape = self.data.shape
@@ -264,6 +264,7 @@ def pretrain(
     name: str = "",
     override: bool = False,
     report: Callable[[Path], object] | None = None,
+    parts: Parts = NO_PARTS,
 ) -> bool:
     """Train an encoder in ``folder``, or resume its training; return True if the run is complete.
 
@@ -271,7 +272,7 @@ def pretrain(
     ``report(folder)`` writes.
     """
     config = check_run(folder, config, override=override)
-    task = Pretraining(config, distributed, view.info, name=name)
+    task = Pretraining(config, distributed, view.info, name=name, parts=parts)
     try:
         header = {"task": "pretrain", "recipe": name}
         return run_task(folder, config, task, distributed, view, header, report)

@@ -15,19 +15,29 @@ from driftgen.data.class_batches import StepSizes, open_source
 from driftgen.drift.guidance import sample_alpha
 from driftgen.drift.loss import DriftingLoss
 from driftgen.errors import InputError
+from driftgen.model_io import RUN_MODEL
 from driftgen.ops.compile import compile_parts, to_channels_last
-from driftgen.pipeline import RUN_MODEL, DriftPipeline
+from driftgen.pipeline import DriftPipeline
 from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.images import contact_sheet, to_pil, to_uint8
 from driftgen.support.rng import derive_generator, derive_seed
-from driftgen.training.build import build_features, build_generator, make_tokenizer, open_data
+from driftgen.training.build import (
+    NO_PARTS,
+    Parts,
+    build_features,
+    build_generator,
+    load_initial_weights,
+    make_tokenizer,
+    open_data,
+)
+from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.config import TrainConfig
 from driftgen.training.distributed import Distributed
 from driftgen.training.graphed_step import GraphedStep, can_capture
 from driftgen.training.health import Health, never_trained
 from driftgen.training.loop import View, run_task
 from driftgen.training.microbatch import MicroBatchedStep
-from driftgen.training.run_folder import check_run
+from driftgen.training.run_folder import CHECKPOINTS, check_run
 from driftgen.training.sharding import make_mesh
 from driftgen.training.step import DriftStep
 from driftgen.training.step_inputs import StepInputs, StepOutput, guided_inputs
@@ -54,10 +64,12 @@ class Training:
         info: Callable[[str], None] = lambda text: None,
         *,
         name: str = "",
+        parts: Parts = NO_PARTS,
+        init: str | None = None,
     ) -> None:
         self.config, self.distributed, self.name = config, distributed, name
         device, batch = distributed.device, config.batch
-        self.data = open_data(config.data)
+        self.data = open_data(config.data, parts.data)
         sizes = StepSizes(batch.classes, batch.positives, batch.unconditional)
         self.source = open_source(self.data, sizes, config.queue, config.seed, ahead=device.type == "cuda")
         self.tokenizer = make_tokenizer(config.tokenizer, device)
@@ -67,11 +79,14 @@ class Training:
             self.source.shape,
             self.source.num_classes,
             checkpoint_blocks=config.checkpoint_blocks,
+            given=parts.generator,
         )
+        if init is not None:
+            info(load_initial_weights(self.generator, init, self.data.class_names))
         mesh = make_mesh(config, distributed)
         if mesh is None:
             self.generator.to(device)  # with a mesh, the loop moves it shard by shard
-        self.phi = build_features(config, self.source.shape, self.tokenizer, device, mesh)
+        self.phi = build_features(config, self.source.shape, self.tokenizer, device, mesh, parts.encoders)
         self.model: nn.Module = self.generator
         if config.compile:
             compile_parts(self.generator)
@@ -94,7 +109,7 @@ class Training:
         elif can_capture(config, distributed):
             self.compute = GraphedStep(self.step, self.generator.parameters(), info)
         encoders = zip(config.encoders, self.phi.networks, strict=True)
-        untrained = [entry.path for entry, encoder in encoders if never_trained(encoder)]
+        untrained = [entry.name for entry, encoder in encoders if never_trained(encoder)]
         self.health = Health(config.loss.temperatures, untrained)
         self.last: tuple[StepInputs, StepOutput] | None = None
 
@@ -176,7 +191,8 @@ class Training:
         """Save the first average as ``model/``, each further one as ``model-ema-DECAY/``."""
         for i, (decay, model) in enumerate(averaged.items()):
             target = folder / (RUN_MODEL if i == 0 else f"{RUN_MODEL}-ema-{decay}")
-            self.pipeline(model, recipe=self.name, step=step, ema=decay).save_pretrained(target)
+            source = {"recipe": self.name, "step": step, "ema": decay, **_origin(self.config)}
+            self.pipeline(model, **source).save_pretrained(target)
 
     def pipeline(self, model: nn.Module, **source: Any) -> DriftPipeline:
         """Return a pipeline that samples from an averaged model."""
@@ -214,6 +230,7 @@ def train(
     name: str = "",
     override: bool = False,
     report: Callable[[Path], object] | None = None,
+    parts: Parts = NO_PARTS,
 ) -> bool:
     """Train a generator in ``folder``, or resume its training; return True if the run is complete.
 
@@ -221,10 +238,13 @@ def train(
     ``samples/``, ``metrics.jsonl`` and whatever ``report(folder)`` writes.
     """
     config = check_run(folder, config, override=override)
-    task = Training(config, distributed, view.info, name=name)
+    resumes = bool(Checkpoints(folder / CHECKPOINTS).steps)
+    init = None if resumes else config.init
+    task = Training(config, distributed, view.info, name=name, parts=parts, init=init)
     for note in getattr(task.source, "notes", []):
         view.info(note)
     header = {"task": "train", "temperatures": list(config.loss.temperatures), "recipe": name}
+    header |= _origin(config)
     try:
         return run_task(folder, config, task, distributed, view, header, report)
     finally:
@@ -238,9 +258,14 @@ def memory_advice(config: TrainConfig) -> str:
         changes.append(f"batch.micro={2 * batch.micro} (the same step in micro-batches)")
     if batch.micro > 1 and batch.mode == "exact":
         changes.append("batch.mode=previous")
-    if config.generator.kind != "mlp" and not config.checkpoint_blocks:
+    if config.generator.kind in ("dit", "unet") and not config.checkpoint_blocks:
         changes.append("checkpoint_blocks=true")
     return f"use --set {' or '.join(changes or ['batch.generated=N with fewer samples'])}"
+
+
+def _origin(config: TrainConfig) -> dict[str, str]:
+    """Return the record of the initial weights, for the header of the metrics and the model card."""
+    return {} if config.init is None else {"init": config.init}
 
 
 def _seed(device: torch.device, seed: int) -> None:

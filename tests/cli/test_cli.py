@@ -1,4 +1,4 @@
-"""The command as a person meets it: a second process, its output and its exit code."""
+"""The driftgen command: output, exit codes and interrupts."""
 
 import re
 import signal
@@ -17,7 +17,7 @@ def test_toy_writes_its_three_files(tmp_path):
     assert done.returncode == 0, done.stderr
     names = ["evolution.png", "evolution.gif", "metrics.json"]
     assert done.stdout.splitlines()[-3:] == [str(tmp_path / "out" / n) for n in names]
-    assert "drift" in done.stderr  # the progress bar's figure
+    assert "drift" in done.stderr  # the value in the progress bar
     assert all((tmp_path / "out" / n).stat().st_size > 100 for n in names)
 
 
@@ -132,7 +132,7 @@ def test_interrupt(tmp_path):
 
 
 def test_import_is_light():
-    """Importing driftgen costs little beyond torch and pulls in no plotting or model library."""
+    """Importing driftgen is fast and imports no plotting or model library."""
     code = (
         "import sys, time, torch; start = time.perf_counter(); import driftgen; "
         "print(time.perf_counter() - start, *sys.modules)"

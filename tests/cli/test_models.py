@@ -1,4 +1,4 @@
-"""``driftgen sample`` and ``driftgen convert`` as a person meets them."""
+"""The commands ``driftgen sample`` and ``driftgen convert``."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ def test_sample_writes_single_images_and_a_sheet(tmp_path, here):
     assert (record["labels"], record["guidance"], record["seed"]) == ([3, 5], 1.5, 0)
     first = (out / "00001_class5.png").read_bytes()
 
-    # The same again completes what is missing and makes the same picture; other settings go elsewhere.
+    # The same command completes missing images identically; other settings need another folder.
     (out / "00001_class5.png").unlink()
     assert here(*words).returncode == 0
     assert (out / "00001_class5.png").read_bytes() == first
@@ -51,9 +51,9 @@ def test_ranges_and_numbers(tmp_path, here):
 def test_latents_of_an_artifact_without_its_tokenizer(tmp_path, here):
     done = here("sample", LATENT, "--labels", "1", "--latents", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
-    found = load_file(tmp_path / "latents.safetensors")
-    assert found["latents"].shape == (1, 4, 8, 8)
-    assert found["labels"].tolist() == [1]
+    stored = load_file(tmp_path / "latents.safetensors")
+    assert stored["latents"].shape == (1, 4, 8, 8)
+    assert stored["labels"].tolist() == [1]
 
 
 @pytest.mark.parametrize("folder", [PIXEL, LATENT, MAE, ARTIFACTS / "convnext_tiny"], ids=lambda f: f.name)
@@ -90,12 +90,12 @@ def damaged(tmp_path):
     [
         (
             ["sample", "{pixel}", "--labels", "10"],
-            "labels: 10 is no class of this model, they go from 0 to 9",
+            "labels: 10 is not a class of this model, classes are 0 to 9",
         ),
-        (["sample", "{pixel}", "--labels", "cat"], "the model knows no class names"),
+        (["sample", "{pixel}", "--labels", "cat"], "the model has no class names"),
         (
             ["sample", "{pixel}", "--labels", ""],
-            "the model knows no class names, give a number in place of ''",
+            "the model has no class names, give an index instead of ''",
         ),
         (["sample", "{pixel}", "--guidance", "0.5"], "guidance=0.5 must be 1 (none) or more"),
         (["sample", "{pixel}", "--dtype", "int8"], "dtype='int8' is not known"),
@@ -113,7 +113,7 @@ def damaged(tmp_path):
         (["convert", "sideways"], "No such command 'sideways'"),
     ],
 )
-def test_wrong_input_is_one_line_and_nothing_half_written(words, message, tmp_path, here, monkeypatch):
+def test_wrong_input_is_one_line_and_writes_nothing(words, message, tmp_path, here, monkeypatch):
     places = {"pixel": PIXEL, "mae": MAE, "tmp": tmp_path, "damaged": damaged(tmp_path)}
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.chdir(tmp_path)
@@ -125,7 +125,7 @@ def test_wrong_input_is_one_line_and_nothing_half_written(words, message, tmp_pa
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_interrupted_sampling_goes_on(tmp_path):
+def test_interrupted_sampling_resumes(tmp_path):
     out = tmp_path / "s"
     words = ["sample", PIXEL, "-n", "4000", "--batch-size", "1", "--out", out]
     process = subprocess.Popen([*DRIFTGEN, *map(str, words)], stderr=subprocess.PIPE, text=True)
@@ -135,18 +135,18 @@ def test_interrupted_sampling_goes_on(tmp_path):
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "Traceback" not in stderr
-    kept = {name: (out / name).read_bytes() for name in pictures(out)}
+    written = {name: (out / name).read_bytes() for name in pictures(out)}
     assert not list(out.glob("*partial*"))
-    assert len(kept) < 4000
+    assert len(written) < 4000
     words[words.index("1")] = "64"
     assert run(*words).returncode == 0
     assert len(pictures(out)) == 4000
-    assert all((out / name).read_bytes() == content for name, content in kept.items())
+    assert all((out / name).read_bytes() == content for name, content in written.items())
 
 
 def test_help_fits_the_terminal(here, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    for words in (["sample"], ["convert"], ["convert", "official"]):
+    for words in (["sample"], ["convert"], ["convert", "official"], ["train"], ["pretrain"], ["encode"]):
         done = here(*words, "--help")
         assert done.returncode == 0
         assert max(map(len, done.stdout.splitlines())) <= 80

@@ -1,4 +1,4 @@
-"""Names on the Hub, against a server that speaks its protocol."""
+"""Download from and upload to the Hub, against a local server."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ PIXEL = DATA / "artifacts" / "ditgen_C_pixel_patch4" / "params_ema"
 
 
 def run(code, address, cache, **environment):
-    """In a process of its own: the client reads its address when it is imported."""
+    """Run code in a second process: the client reads its address when it is imported."""
     env = {"HF_ENDPOINT": address, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": "hf_test"}
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -31,7 +31,7 @@ def released(name, folder):
     return {f"{hub.RELEASED[name][0]}/{name}/{p.name}": p.read_bytes() for p in folder.iterdir()}
 
 
-def test_a_released_model_comes_by_its_name_and_stays_in_the_cache(tmp_path):
+def test_a_released_model_is_downloaded_by_name_and_cached(tmp_path):
     code = (
         "import driftgen as dg; pipe = dg.DriftPipeline.from_pretrained('hf://ablation')\n"
         "net = dg.load_official('hf://ablation')\n"
@@ -40,8 +40,8 @@ def test_a_released_model_comes_by_its_name_and_stays_in_the_cache(tmp_path):
     repositories = {hub.RELEASE_REPOSITORY: released("ablation", PIXEL) | {"models/gen/jax/other/x": b"no"}}
     with hub_server(repositories) as address:
         assert run(code, address, tmp_path) == "2.0 (1, 16, 16, 3) 10"
-        assert not list(tmp_path.rglob("other"))  # only what was asked for is downloaded
-    assert run(code, address, tmp_path) == "2.0 (1, 16, 16, 3) 10"  # the server is gone
+        assert not list(tmp_path.rglob("other"))  # only the requested folder is downloaded
+    assert run(code, address, tmp_path) == "2.0 (1, 16, 16, 3) 10"  # from the cache: the server is down
 
 
 def test_push_and_fetch_again(tmp_path):
@@ -85,7 +85,7 @@ def test_without_a_network(tmp_path):
         assert "\n" not in lines[name]
 
 
-def test_a_repository_that_is_not_there(tmp_path):
+def test_a_missing_repository(tmp_path):
     code = (
         "import driftgen as dg\n"
         "try: dg.DriftPipeline.from_pretrained('nobody/nothing')\n"

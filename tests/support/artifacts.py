@@ -1,4 +1,4 @@
-"""Artifacts of the authors' release in tests/data."""
+"""Paths of the authors' artifacts in tests/data."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The driftgen command in a second process."""
+"""Run the driftgen command in a second process."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""As much of the Hugging Face Hub as its client needs to download and upload a repository, on localhost."""
+"""A local server with the part of the Hugging Face Hub API that downloads and uploads use."""
 
 import base64
 import hashlib
@@ -13,7 +13,7 @@ COMMIT = "a" * 40
 
 @contextmanager
 def hub_server(repositories):
-    """Serves ``{repository: {path: bytes}}``, and takes in what is pushed; yields the address."""
+    """Serve ``{repository: {path: bytes}}``, store uploads in it, and yield the address."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -81,7 +81,7 @@ def hub_server(repositories):
                         files[value["path"]] = base64.b64decode(value["content"])
                 url = f"http://{self.headers['Host']}/{'/'.join(parts[2:4])}/commit/{COMMIT}"
                 return self.answer({"success": True, "commitOid": COMMIT, "commitUrl": url})
-            return self.answer({})  # what is asked for validation only
+            return self.answer({})  # requests for validation only
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -1,4 +1,4 @@
-"""Small generators for the tests of pipelines."""
+"""Small generators for pipeline tests."""
 
 import torch
 
@@ -6,7 +6,7 @@ from driftgen.generators import DiT, Noise
 
 
 def lively(network):
-    """A network whose zero-initialised layers are woken up, so that its samples differ."""
+    """Add noise to all weights, so that zero-initialized layers have an effect."""
     for parameter in network.parameters():
         parameter.data += 0.05 * torch.randn_like(parameter)
     return network
@@ -29,7 +29,7 @@ def small(**options):
 
 
 class Own(torch.nn.Module):
-    """A network of one's own: nothing inherited, no config."""
+    """A user's generator without a base class or a config."""
 
     def __init__(self):
         super().__init__()

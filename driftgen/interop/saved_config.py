@@ -1,0 +1,80 @@
+"""``config.json`` of a saved model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+import driftgen
+from driftgen.errors import InputError
+from driftgen.support.sharded_safetensors import WEIGHTS
+
+__all__ = ["CONFIG", "VERSION", "SavedConfig", "read_config"]
+
+CONFIG = "config.json"
+VERSION = 1
+
+
+class SavedConfig(BaseModel):
+    """The contents of ``config.json``. Unknown keys are refused.
+
+    Attributes:
+        format: marks the file as one of this package.
+        version: version of the file format.
+        architecture: name of the model's class in the registry.
+        options: keyword arguments that build the model.
+        tokenizer: options of :func:`driftgen.tokenizers.build_tokenizer`; None for encoders.
+        class_names: name of each label, in order.
+        guidance: default α for sampling.
+        source: origin of the weights, for the model card.
+        official: ``metadata.json`` of the released artifact that the model was converted from; needed to
+            convert it back bit for bit.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal["driftgen"]
+    version: int
+    architecture: str
+    options: dict[str, Any]
+    tokenizer: dict[str, Any] | None = None
+    class_names: list[str] | None = None
+    guidance: float = Field(default=1.0, ge=1.0)
+    source: dict[str, Any] = {}
+    official: dict[str, Any] | None = None
+
+
+def read_config(folder: Path) -> SavedConfig:
+    """Read and check the ``config.json`` of a model's folder."""
+    path = folder / CONFIG
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{folder} holds no model: {CONFIG} and {WEIGHTS} are expected in it") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+    if not isinstance(record, dict) or record.get("format") != "driftgen":
+        raise InputError(f"{path} does not describe a driftgen model{_foreign(record)}")
+    if record.get("version") != VERSION:
+        raise InputError(
+            f"{path} has version {record.get('version')!r}, driftgen {driftgen.__version__} reads "
+            f"version {VERSION}: update driftgen, or save the model again"
+        )
+    try:
+        return SavedConfig.model_validate(record)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InputError(f"{path}: {where}: {first['msg']}") from None
+
+
+def _foreign(record: Any) -> str:
+    if isinstance(record, Mapping):
+        for key in ("_class_name", "model_type", "architectures", "architecture"):
+            if key in record:
+                return f": {key} is {record[key]!r}"
+    return ""

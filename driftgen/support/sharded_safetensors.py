@@ -1,0 +1,121 @@
+"""A state dict as safetensors files: one ``model.safetensors``, or numbered shards and their index."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NoReturn
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from driftgen.errors import InputError
+
+__all__ = ["INDEX", "WEIGHTS", "read_weights", "write_weights"]
+
+WEIGHTS = "model.safetensors"
+INDEX = f"{WEIGHTS}.index.json"
+_SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+
+
+def write_weights(folder: Path, tensors: Mapping[str, Tensor], max_shard_size: int | str = "5GB") -> None:
+    """Write ``tensors`` into ``folder``, split into shards of at most ``max_shard_size``.
+
+    All new files are complete before any of them replaces an old one. Weight files of an earlier save that
+    the new one does not use are deleted last.
+    """
+    from huggingface_hub import save_torch_state_dict
+
+    with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as name:
+        scratch = Path(name)
+        try:
+            save_torch_state_dict(dict(tensors), scratch, max_shard_size=max_shard_size)
+        except ValueError as error:
+            raise InputError(
+                f"max_shard_size={max_shard_size!r}: {error}; write a number of bytes, or text such as '5GB'"
+            ) from None
+        # The index comes last: it makes the shards the ones that are read.
+        new = sorted(path.name for path in scratch.iterdir() if path.name != INDEX)
+        sharded = (scratch / INDEX).is_file()
+        for file in [*new, INDEX] if sharded else new:
+            (scratch / file).replace(folder / file)
+    if not sharded:
+        (folder / INDEX).unlink(missing_ok=True)
+    for path in folder.iterdir():
+        if (path.name == WEIGHTS or _SHARD.fullmatch(path.name)) and path.name not in new:
+            path.unlink()
+
+
+def read_weights(folder: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Read the tensors named in ``expected``. Names and shapes must match exactly; dtypes are the file's."""
+    index = folder / INDEX
+    files: Mapping[str, Sequence[str] | None] = {WEIGHTS: None}
+    aliases: Mapping[str, str] = {}
+    if index.is_file():
+        files, aliases = _read_index(index)
+    where = index if index.is_file() else folder / WEIGHTS
+    with ExitStack() as stack:
+        sources: dict[str, tuple[Any, str]] = {}  # tensor -> the open file and the name in that file
+        for file, names in files.items():
+            handle = stack.enter_context(_open(folder / file))
+            stored = set(handle.keys())
+            if names is not None and set(names) != stored:
+                _refuse_names(folder / file, INDEX, stored, set(names))
+            sources |= {name: (handle, name) for name in stored}
+            if names is None:
+                aliases = handle.metadata() or {}
+        # Tensors that share memory are stored once, under one of their names.
+        for name in expected.keys() - sources.keys():
+            if aliases.get(name) in sources:
+                sources[name] = sources[aliases[name]]
+        if sources.keys() != expected.keys():
+            _refuse_names(where, "config.json", set(sources), set(expected))
+        state = {}
+        for name, tensor in expected.items():
+            handle, stored_name = sources[name]
+            shape = list(handle.get_slice(stored_name).get_shape())
+            if shape != list(tensor.shape):
+                raise InputError(f"{where}: {name} has shape {shape}, expected {list(tensor.shape)}")
+            try:
+                state[name] = handle.get_tensor(stored_name)
+            except (SafetensorError, OSError) as error:
+                raise InputError(f"{where} is damaged ({error}): copy it again") from None
+        return state
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist: the folder is incomplete, copy it again") from None
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path} is damaged ({error}): copy it again") from None
+
+
+def _read_index(path: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Return the tensor names of each shard, and the stored name of each tensor that shares its memory."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        weight_map, metadata = record["weight_map"], record.get("metadata") or {}
+        shards: dict[str, list[str]] = {}
+        for name, file in weight_map.items():
+            # Only names of shards: an index must not point outside its folder.
+            if not _SHARD.fullmatch(file):
+                raise ValueError(f"{file!r} is not the name of a shard")
+            shards.setdefault(file, []).append(name)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} is damaged ({error!r}): copy it again") from None
+    return shards, {name: kept for name, kept in metadata.items() if isinstance(kept, str)}
+
+
+def _refuse_names(path: Path, reference: str, stored: set[str], expected: set[str]) -> NoReturn:
+    problems = [
+        f"{problem}: {', '.join(sorted(names)[:5])}{' ...' if len(names) > 5 else ''}"
+        for problem, names in (("unknown", stored - expected), ("missing", expected - stored))
+        if names
+    ]
+    raise InputError(f"{path} does not fit {reference}; {'; '.join(problems)}")

@@ -1,0 +1,110 @@
+"""Sharded models and dtypes: written, read, and refused in one line when damaged."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import driftgen as dg
+from tests.support.pipelines import small
+
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def pipe():
+    return dg.DriftPipeline(small())
+
+
+def weights(folder):
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith("model"))
+
+
+@pytest.mark.parametrize("size", ["20KB", 20_000])
+def test_shards_hold_the_same_weights(pipe, size, tmp_path):
+    pipe.save_pretrained(tmp_path, max_shard_size=size)
+    names = weights(tmp_path)
+    count = len(names) - 1
+    assert count > 1
+    assert names == [*(f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)), INDEX]
+    index = json.loads((tmp_path / INDEX).read_text())
+    assert index["weight_map"].keys() == pipe.generator.state_dict().keys()
+    back = dg.DriftPipeline.from_pretrained(tmp_path)
+    assert torch.equal(back(1, seed=0, output="latent"), pipe(1, seed=0, output="latent"))
+
+
+def test_saving_again_leaves_no_stale_files(pipe, tmp_path):
+    for size, files in (("20KB", None), ("40KB", None), ("5GB", ["model.safetensors"]), ("20KB", None)):
+        pipe.save_pretrained(tmp_path, max_shard_size=size)
+        listed = files or sorted({*json.loads((tmp_path / INDEX).read_text())["weight_map"].values(), INDEX})
+        assert weights(tmp_path) == listed
+        assert sorted({path.name for path in tmp_path.iterdir()} - set(listed)) == [
+            "README.md",
+            "config.json",
+        ]
+        dg.load_model(tmp_path)
+
+
+def test_a_failed_save_leaves_the_old_model(pipe, tmp_path, monkeypatch):
+    pipe.save_pretrained(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(dg.InputError, match="max_shard_size='large'"):
+        pipe.save_pretrained(tmp_path, max_shard_size="large")
+
+    def full(*args, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        pipe.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_dtype_of_the_saved_weights(pipe, tmp_path):
+    pipe.save_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert next(pipe.generator.parameters()).dtype == torch.float32
+    assert {v.dtype for v in load_file(tmp_path / "model.safetensors").values()} == {torch.bfloat16}
+    assert dg.load_model(tmp_path).positions.dtype == torch.bfloat16
+    with pytest.raises(dg.InputError, match=r"dtype=torch.int8: choose a floating-point type"):
+        pipe.save_pretrained(tmp_path, dtype=torch.int8)
+
+
+def shard(folder, i=0):
+    return sorted(folder.glob("model-*.safetensors"))[i]
+
+
+def reindex(**changes):
+    return lambda f: (f / INDEX).write_text(json.dumps(json.loads((f / INDEX).read_text()) | changes))
+
+
+def swap_names(folder):
+    tensors = load_file(shard(folder))
+    name = next(iter(tensors))
+    tensors["other"] = tensors.pop(name)
+    save_file(tensors, shard(folder))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda f: shard(f, 1).unlink(),
+            ".safetensors does not exist: the folder is incomplete, copy it again",
+        ),
+        (lambda f: shard(f).write_bytes(b"short"), ".safetensors is damaged"),
+        (lambda f: shard(f).write_bytes(shard(f).read_bytes()[:-9]), ".safetensors is damaged"),
+        (swap_names, f"does not fit {INDEX}; unknown: other; missing: "),
+        (lambda f: (f / INDEX).write_text("{"), f"{INDEX} is damaged"),
+        (reindex(weight_map=3), f"{INDEX} is damaged"),
+        (reindex(weight_map={"a": "../../secret.safetensors"}), "is not the name of a shard"),
+        (lambda f: (f / INDEX).unlink(), "model.safetensors does not exist: the folder is incomplete"),
+    ],
+)
+def test_damage_is_one_line(pipe, change, message, tmp_path):
+    pipe.save_pretrained(tmp_path, max_shard_size="20KB")
+    change(tmp_path)
+    with pytest.raises(dg.InputError) as error:
+        dg.load_model(tmp_path)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
