@@ -74,7 +74,7 @@ for given in calls:
 usual = count
 again = Launch(add_kernel, 7, block.device, 100, 0.25, BLOCK=256, ROUND=False, num_warps=2)
 again.prepare(torch.float16, torch.float32, torch.float32)
-again._prepared.result()
+again._compilation.result()
 known = sum(len(cache) for cache, *_ in add_kernel.device_caches.values())
 again(*half)
 compiled = sum(len(cache) for cache, *_ in add_kernel.device_caches.values()) - known

@@ -16,7 +16,7 @@ from driftgen.drift.batching import Bucket
 from driftgen.drift.interfaces import Settings
 from driftgen.drift.kernels import gaussian, inverse_multiquadric, laplace
 from driftgen.drift.normalization import both, over_y
-from driftgen.ops.dispatch import has_kernels, is_capturing, on, power_of_two
+from driftgen.ops.dispatch import device_guard, has_kernels, is_capturing, power_of_two
 
 __all__ = ["BUILD", "KERNELS", "Numbers", "Shape", "block_of", "numbers_of", "supports_fused"]
 
@@ -212,7 +212,7 @@ def _recorded_table(rows: list[tuple[int, ...]], device: torch.device) -> Tensor
     from driftgen.drift.fused.statistics_triton import table_row
 
     table = torch.empty(len(rows), len(rows[0]), dtype=torch.int64, device=device)
-    with on(device):
+    with device_guard(device):
         for row, numbers in zip(table, rows, strict=True):
             table_row[(1,)](row, *numbers, num_warps=1)
     return table
