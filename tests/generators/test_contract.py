@@ -213,7 +213,9 @@ def test_wrong_inputs(name):
     fails(lambda: net(wrong, LABELS), r"noise has shape \[3, 3, 16, 16\], expected \[B, 3, 8, 8\]")
     wrong = noise._replace(style=noise.style[:, :2])
     fails(lambda: net(wrong, LABELS), r"noise.style has shape \[3, 2\], expected \[3, 3\]")
-    fails(lambda: net(noise, LABELS[:2]), r"labels have shape \[2\] and dtype torch.int64, expected class .*3")
+    fails(
+        lambda: net(noise, LABELS[:2]), r"labels have shape \[2\] and dtype torch.int64, expected class .*3"
+    )
     fails(lambda: net(noise, LABELS.float()), r"labels have .* dtype torch.float32, .* an integer dtype")
     fails(lambda: net(noise, LABELS + 3), "labels contain 10, expected 0 to 9")
     fails(lambda: net(noise, LABELS - 3), "labels contain -2, expected 0 to 9")

@@ -1,8 +1,6 @@
 import pytest
 import torch
 
-import driftgen as dg
-from driftgen.generators import Noise
 from driftgen.generators.image_mlp import PRESETS, ImageMLP, ImageMLPConfig
 
 LABELS = torch.tensor([1, 2, 7])

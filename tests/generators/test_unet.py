@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import driftgen as dg
-from driftgen.generators import Noise, unet
+from driftgen.generators import unet
 from driftgen.generators.unet import PRESETS, UNet2D, UNet2DConfig
 
 TINY = {
