@@ -161,10 +161,10 @@ def test_msgpack_types_and_chunks(tmp_path):
     wrong = msgpack.ExtType(1, msgpack.packb(((3,), "float32", b"1234")))
     del chunks["1"]
     for tree, message in (
-        ({"w": wrong}, "bytes too few or too many"),
-        ({"big": big}, "pieces of an array of shape .2, 3. do not make it up"),
+        ({"w": wrong}, "an array of shape .3. and dtype float32 has 4 bytes, expected 12"),
+        ({"big": big}, "an array of shape .2, 3. has chunks of 16 bytes, expected 24"),
         ({"w": msgpack.ExtType(9, b"12345678")}, "extension type 9"),
-        ({"w": 3}, "w is no array but int"),
+        ({"w": 3}, "w is not an array but int"),
         ([1], "does not hold a tree"),
     ):
         (tmp_path / "q").write_bytes(msgpack.packb(tree))
