@@ -186,8 +186,8 @@ def _join(chunked: dict[str, Any], path: Path) -> Stored:
     size = sum(part.size for part in parts)
     if size != joined.size or len({part.dtype for part in parts}) != 1:
         raise InputError(
-            f"{path}: an array of shape {list(shape)} has chunks of {size} bytes, expected {joined.size} of one "
-            "dtype"
+            f"{path}: an array of shape {list(shape)} has chunks of {size} bytes, expected {joined.size} of "
+            "one dtype"
         )
     return joined
 
