@@ -57,8 +57,8 @@ class CastWeight:
 
 
 def supports_frozen_conv(conv: nn.Conv2d, x: Tensor) -> bool:
-    """Return True if :func:`frozen_conv` applies: on a device with kernels, outside ``torch.compile``, without
-    bias, and with a weight that needs no gradient.
+    """Return True if :func:`frozen_conv` applies: on a device with kernels, outside ``torch.compile``,
+    without bias, and with a weight that needs no gradient.
     """
     weight = conv.weight
     if torch.compiler.is_compiling() or not has_kernels(x.device):

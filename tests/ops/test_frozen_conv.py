@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from driftgen.features import ResNetMAE
 from driftgen.features.resnet_layers import Conv

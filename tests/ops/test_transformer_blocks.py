@@ -48,7 +48,7 @@ ALL = {"forward": 4, "backward": 4}  # three in the block, one in the final laye
         ({"rope": False}, ALL),
         ({"num_heads": 4}, ALL),
         ({"condition_size": 20, "context_tokens": 0}, ALL),
-        ({"norm": "layer"}, {"forward": 1, "backward": 1}),  # the gated residual at the end of the block
+        ({"norm": "layer"}, {"forward": 2, "backward": 2}),  # the gated residuals
         ({"hidden_size": 40, "num_heads": 1}, {}),
     ],
 )
