@@ -249,6 +249,8 @@ def test_of_an_encoder(compiled):
     torch.testing.assert_close(*found, atol=atol, rtol=rtol)
 
 
-def test_an_uncovered_map_is_refused():
-    with pytest.raises(ValueError, match="not covered"):
+def test_an_unsupported_map_is_refused():
+    with pytest.raises(
+        ValueError, match=r"the kernels do not take patches \[\(3, 3\)\] of a map \[1, 2, 6, 6\]"
+    ):
         fused_patch_statistics(feature_map(1, 2, 6, 6), [(3, 3)])
