@@ -28,7 +28,7 @@ TINY = {
 def tiny(**options):
     torch.manual_seed(0)
     net = dg.generators.DiT(**TINY | options)
-    for p in net.parameters():  # away from the zeros that adaLN and the output start with
+    for p in net.parameters():  # adaLN and the output start at zero
         torch.nn.init.normal_(p, std=0.2)
     return net
 
@@ -65,7 +65,7 @@ def test_gradients(case, checkpoint):
 
 
 @pytest.mark.parametrize("attention_float32", [True, False])
-def test_bfloat16_is_as_near_as_the_release(attention_float32):
+def test_bfloat16_is_as_accurate_as_the_release(attention_float32):
     net = load_official(artifact("A_full"))
     for block in net.blocks:
         block.attention.float32 = attention_float32
@@ -91,7 +91,7 @@ def test_rope_and_position_tables():
     )
 
 
-@pytest.mark.parametrize("name", ["ditgen_A_full", "ditgen_C_pixel_patch4", "mae_enc_b8_2222"])
+@pytest.mark.parametrize("name", [*(f"ditgen_{case}" for case in CASES), "mae_enc_b8_2222"])
 def test_round_trip_is_bit_exact(name, tmp_path):
     source = DATA / "artifacts" / name / "params_ema"
     metadata = json.loads((source / "metadata.json").read_text())
@@ -109,8 +109,8 @@ def test_a_released_encoder_gives_features():
         save_official(torch.nn.Linear(2, 2), "nowhere")
 
 
-def test_loading_holds_each_number_about_once(tmp_path):
-    """A few hundred megabytes come in within 1.3 times their size."""
+def test_peak_memory_of_loading(tmp_path):
+    """Loading a few hundred megabytes takes at most 1.3 times their size."""
     net = dg.generators.DiT(hidden_size=1024, depth=4, num_heads=16, style_codebooks=2)
     size = sum(p.numel() * 4 for p in net.parameters())
     assert size > 250e6
@@ -144,7 +144,7 @@ def test_msgpack_types_and_chunks(tmp_path):
         assert back[name].dtype == tensor.dtype
         assert torch.equal(back[name], tensor)
 
-    # An array in pieces, as flax writes large ones; and a scalar of extension type 3.
+    # A chunked array, as Flax writes large ones, and a scalar of extension type 3.
     def piece(values, code=1):
         array = np.asarray(values, np.float32)
         return msgpack.ExtType(code, msgpack.packb((array.shape, "float32", array.tobytes())))

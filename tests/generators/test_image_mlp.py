@@ -15,7 +15,7 @@ def noise_for(net, n=3):
     return net.sample_noise(n, torch.Generator().manual_seed(1))
 
 
-# --- what it is -----------------------------------------------------------------------------------------
+# --- architecture ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("preset", "millions"), [("8px", 0.225), ("16px", 1.009)])
@@ -25,13 +25,13 @@ def test_parameter_counts(preset, millions):
     assert ImageMLP.preset(preset, depth=2).config == ImageMLPConfig(**PRESETS[preset] | {"depth": 2})
 
 
-# --- how it starts --------------------------------------------------------------------------------------
+# --- initialization -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("depth", [2, 4])
 def test_starts_with_samples_that_differ(preset, depth):
-    """Samples that are all alike do not repel each other."""
+    """Identical samples do not repel each other."""
     net = ImageMLP.preset(preset, depth=depth)
     with torch.no_grad():
         samples = net(net.sample_noise(256), torch.zeros(256, dtype=torch.int64))
@@ -46,7 +46,7 @@ def test_classes_differ_from_the_start():
     assert torch.pdist(torch.cat(samples).flatten(1)).min() > 1
 
 
-# --- what it computes -----------------------------------------------------------------------------------
+# --- forward pass ---------------------------------------------------------------------------------------
 
 
 def test_layers_are_modulated():

@@ -21,7 +21,7 @@ LABELS = torch.tensor([1, 2, 7])
 def tiny(**options):
     torch.manual_seed(0)
     net = UNet2D(**TINY | options)
-    for name, p in net.named_parameters():  # away from the zeros that modulations and residual branches have
+    for name, p in net.named_parameters():  # modulations and residual branches start at zero
         if "conditioning" in name and "alpha" not in name:
             torch.nn.init.normal_(p, std=0.3)
         elif not p.any():
@@ -30,7 +30,7 @@ def tiny(**options):
 
 
 def narrow(preset):
-    """The preset with a quarter of its width."""
+    """Build the preset with a quarter of its width."""
     widths = tuple(w // 4 for w in UNet2DConfig(**PRESETS[preset]).widths)
     return UNet2D.preset(preset, widths=widths, groups=4, head_size=16, condition_size=32)
 
@@ -39,7 +39,7 @@ def noise_for(net, n=3):
     return net.sample_noise(n, torch.Generator().manual_seed(1))
 
 
-# --- what it is -----------------------------------------------------------------------------------------
+# --- architecture ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("preset", "millions"), [("28px", 13.2), ("32px", 31.2), ("64px", 34.5)])
@@ -60,7 +60,7 @@ def test_shapes(preset, shape):
     assert samples.isfinite().all()
 
 
-def test_attention_only_where_it_is_chosen():
+def test_attention_levels():
     def attending(**options):
         return sum(isinstance(m, unet.Attention) for m in tiny(**options).modules())
 
@@ -69,12 +69,12 @@ def test_attention_only_where_it_is_chosen():
     assert attending(attention_levels=()) == 0
 
 
-# --- how it starts --------------------------------------------------------------------------------------
+# --- initialization -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_starts_with_samples_that_differ(preset):
-    """Samples that are all alike do not repel each other."""
+    """Identical samples do not repel each other."""
     net = narrow(preset)
     with torch.no_grad():
         samples = net(net.sample_noise(64), torch.zeros(64, dtype=torch.int64))
@@ -89,11 +89,11 @@ def test_skips_carry_the_noise_of_every_pixel():
     seen = []
     net.final_norm.register_forward_hook(lambda module, arguments, out: seen.append(arguments[0]))
     net(noise_for(net), LABELS)
-    cells = seen[0].unflatten(3, (4, 2)).unflatten(2, (4, 2))  # upsampled alone they would be constant
+    cells = seen[0].unflatten(3, (4, 2)).unflatten(2, (4, 2))  # without skips they would be constant
     assert cells.std(dim=(3, 5)).mean() > 0.2
 
 
-# --- what it computes -----------------------------------------------------------------------------------
+# --- forward pass ---------------------------------------------------------------------------------------
 
 
 def test_condition_is_the_sum_of_the_embeddings():
@@ -116,7 +116,7 @@ def test_adaptive_norm():
     torch.testing.assert_close(norm(x, condition), z * z.sigmoid(), rtol=1e-4, atol=1e-5)
 
 
-# --- how it runs ----------------------------------------------------------------------------------------
+# --- execution ------------------------------------------------------------------------------------------
 
 
 def test_checkpointed_blocks_give_the_same_gradients(monkeypatch):
@@ -183,7 +183,7 @@ def test_compiles_whole_with_a_dynamic_batch():
             torch.testing.assert_close(compiled(noise, labels, torch.full((n,), 1.5)), want)
 
 
-# --- what it refuses ------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

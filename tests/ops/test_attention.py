@@ -1,6 +1,4 @@
-"""Attention from the kernels against float64 and against the modules in PyTorch; ``support.interpreter`` says
-where they run.
-"""
+"""The attention kernels against float64 and PyTorch; ``tests.support.interpreter`` decides where they run."""
 
 import itertools
 
@@ -74,7 +72,7 @@ def parts(outputs, found):
     ],
 )
 def test_attention_is_exact(batch, tokens, heads, head, dtype):
-    """And the same bits without gradients."""
+    """Results without gradients are bit-identical."""
     tables, inputs, upstream = case(batch, tokens, heads, head, dtype)
     outputs, found = run(tables, inputs, upstream, heads)
     assert [t.dtype for t in outputs + found] == [dtype, dtype, FLOAT32, FLOAT32]
@@ -89,10 +87,8 @@ def test_attention_is_exact(batch, tokens, heads, head, dtype):
     assert torch.equal(alone, out)
 
 
-def turned_exactly(tables, inputs, heads):
-    """A layer's output whose queries and keys norm and rotation leave as they are: no rounding but that of
-    attention itself.
-    """
+def exact_inputs(tables, inputs, heads):
+    """Return inputs whose queries and keys norm and rotation do not change: only attention rounds."""
     (cos, sin), (qkv, *_) = tables, inputs
     q, k, v = qkv.unflatten(-1, (3, heads, -1)).unbind(-3)
     signs = [torch.where(t < 0, -1.0, 1.0).to(t.dtype) for t in (q, k)]
@@ -111,11 +107,11 @@ def turned_exactly(tables, inputs, heads):
     ],
 )
 def test_attention_in_float32(batch, tokens, heads, head, dtype):
-    """Where queries and keys are what they are after rounding, the result is off by its own rounding and no
-    more, and so are the gradients; those that are kept in float32 are a hundred times nearer than without.
+    """With exactly representable queries and keys, result and gradients have only their own rounding error.
+    Gradients of weights, which are float32, are a hundred times more accurate than without ``float32``.
     """
     tables, inputs, upstream = case(batch, tokens, heads, head, dtype)
-    tables, inputs = turned_exactly(tables, inputs, heads)
+    tables, inputs = exact_inputs(tables, inputs, heads)
     want = parts(*exact(tables, inputs, upstream, heads))
     wide, plain = (parts(*run(tables, inputs, upstream, heads, float32)) for float32 in (True, False))
     for got, right in zip(wide[:4], want[:4], strict=True):
@@ -127,12 +123,12 @@ def test_attention_in_float32(batch, tokens, heads, head, dtype):
 
 
 def test_one_token():
-    """Its weight is one whatever the scores are."""
+    """A single token has weight 1 for all scores."""
     tables, inputs, upstream = case(2, 1, 2, 64, BFLOAT16)
     (out,), (by_qkv, *rest) = run(tables, inputs, upstream, 2)
     assert torch.equal(out, inputs[0][..., 256:])
     assert torch.equal(by_qkv[..., 256:], upstream[0])
-    # Sums in another order differ in their last digits.
+    # Another summation order changes the last digits.
     assert by_qkv[..., :256].abs().max() < 1e-5
     assert rest[0].abs().max() < 1e-5
     assert rest[1].abs().max() < 1e-5
@@ -141,8 +137,8 @@ def test_one_token():
 @pytest.mark.parametrize("tokens", [75, 150])
 @pytest.mark.parametrize(("dtype", "weight"), [(BFLOAT16, 6.0), (BFLOAT16, 40.0), (FLOAT16, 6.0)])
 def test_large_scores(dtype, weight, tokens):
-    """Beyond what exponentials without a shift hold, also for keys that are none; one key has all the weight
-    there, and what is left of gradients is mostly the rounding of scores: as in the modules.
+    """Scores overflow without a shift, also those of keys out of range. One key has all the weight, and the
+    gradients are mostly rounding errors of scores, as in PyTorch.
     """
     tables, inputs, upstream = case(1, tokens, 1, 64, dtype, weight)
     outputs, found = run(tables, inputs, upstream, 1)
@@ -192,7 +188,7 @@ def test_sums_are_stored_only_for_gradients(monkeypatch):
         ("BACKWARD", {"ROWS": 128, "num_warps": 8}),
     ],
 )
-def test_builds(way, build, monkeypatch):
+def test_launch_options(way, build, monkeypatch):
     tables, inputs, upstream = case(1, 100, 1, 64, BFLOAT16)
     want = run(tables, inputs, upstream, 1)
     monkeypatch.setattr(attention_ops, way, getattr(attention_ops, way) | build)
@@ -258,7 +254,7 @@ def test_supported_shapes_and_dtypes():
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Whether each call of the operator stored sums, as it does for gradients."""
+    """Record for each call of the operator whether it stored sums for the backward pass."""
     found, real = [], attention_ops._attend
     monkeypatch.setattr(attention_ops, "_attend", lambda *a: (found.append(a[-1]), real(*a))[1])
     return found
@@ -307,8 +303,8 @@ def test_a_layer_in_float32(float32):
     assert not torch.equal(want, other)
 
 
-def test_attention_is_that_of_the_module():
-    """In bfloat16: the same numbers up to a rounding of each."""
+def test_a_layer_with_kernels_agrees_with_pytorch():
+    """In bfloat16 the results agree up to rounding."""
     cos, sin = rope_tables(70, 64, torch.device(DEVICE))
     module = Attention(DiTConfig(hidden_size=128, num_heads=2)).to(DEVICE, BFLOAT16)
     x = draw(2, 70, 128, dtype=BFLOAT16)
@@ -338,7 +334,7 @@ def parameter_gradients(layer, inputs, upstream, dtype=BFLOAT16):
 
 @pytest.mark.parametrize("float32", [False, True])
 def test_every_gradient_of_an_attention_layer(float32, calls):
-    """Through the module, as autocast has it."""
+    """Through the module, under autocast."""
     layer, inputs, upstream = layer_case()
     layer.float32 = float32
     found = parameter_gradients(layer, inputs, upstream)

@@ -1,4 +1,4 @@
-"""Convolutions that are not trained against those of PyTorch."""
+"""Frozen convolutions against those of PyTorch."""
 
 import copy
 
@@ -14,7 +14,7 @@ CHANNELS_LAST = torch.channels_last
 
 
 def conv_of(*sizes, dtype=torch.float32, **options):
-    """A frozen convolution, and a map for it."""
+    """Return a frozen convolution and an input map."""
     conv = Conv(*sizes, **options).to(DEVICE, dtype, memory_format=CHANNELS_LAST).requires_grad_(False)
     return conv, images(sizes[0], dtype=dtype)
 
@@ -25,7 +25,7 @@ def images(channels, b=4, h=8, w=6, dtype=torch.float32):
 
 
 def plain(conv, x):
-    """What PyTorch says."""
+    """Compute the convolution with PyTorch."""
     with dispatch.without_kernels():
         return conv(x)
 
@@ -38,7 +38,7 @@ def with_gradient(function, x, upstream):
 
 
 def assert_same(found, wanted):
-    """The last digit may differ on a GPU, where cuDNN chooses between algorithms."""
+    """Compare; on a GPU, where cuDNN chooses between algorithms, the last digit may differ."""
     assert found.dtype == wanted.dtype
     assert torch.equal(found, wanted) or DEVICE == "cuda"
     torch.testing.assert_close(found, wanted, rtol=2e-2, atol=1e-2)
@@ -70,7 +70,7 @@ def test_equals_pytorch(sizes, options, layout):
     assert_same(found, gradient)
     assert y.is_contiguous(memory_format=CHANNELS_LAST)
     assert_same(conv(x), wanted)  # without gradient
-    # Upstream gradients come in any layout.
+    # Upstream gradients may have any memory format.
     for given in (upstream.contiguous(), upstream[:1, :1, :1, :1].expand_as(upstream)):
         _, gradient = with_gradient(lambda x: plain(conv, x), x, given)
         assert_same(with_gradient(conv, x, given)[1], gradient)
@@ -92,7 +92,7 @@ def test_under_autocast():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("options", [{}, {"stride": 2}], ids=str)
-def test_the_input_is_not_kept(options, dtype):
+def test_the_input_is_not_saved(options, dtype):
     conv, x = conv_of(8, 8, **options)
     kept, x = [], x.requires_grad_()
     with (
@@ -137,7 +137,7 @@ def changed_by_rounding(conv):
     ids=lambda change: change.__name__,
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_changed_weight_is_seen(change, dtype):
+def test_a_changed_weight_invalidates_the_cache(change, dtype):
     conv, x = conv_of(8, 8)
     conv.to(memory_format=torch.contiguous_format)  # so that float32 needs a copy too
     with torch.autocast(DEVICE, torch.bfloat16, enabled=dtype == torch.bfloat16):
@@ -149,7 +149,7 @@ def test_a_changed_weight_is_seen(change, dtype):
     assert not torch.equal(y, before)  # halved digits at the least
 
 
-def test_copies_start_anew():
+def test_copies_start_with_an_empty_cache():
     conv, x = conv_of(8, 8)
     with torch.autocast(DEVICE, torch.bfloat16):
         y = conv(x)
@@ -161,7 +161,7 @@ def test_copies_start_anew():
     assert list(conv.state_dict()) == ["weight"]
 
 
-def test_inference_mode_leaves_nothing_behind():
+def test_a_weight_cached_in_inference_mode_can_be_used_for_gradients():
     conv, x = conv_of(8, 8)
     with torch.autocast(DEVICE, torch.bfloat16):
         with torch.inference_mode():
@@ -173,7 +173,7 @@ def test_inference_mode_leaves_nothing_behind():
     assert leaf.grad is not None
 
 
-def test_what_is_covered(monkeypatch):
+def test_supported_convolutions(monkeypatch):
     conv, x = conv_of(8, 8)
     assert frozen_conv.supports_frozen_conv(conv, x)
     assert not frozen_conv.supports_frozen_conv(conv, x.bfloat16())
@@ -198,8 +198,8 @@ def test_inside_a_compiled_function():
     assert_same(compiled(x), conv(x))
 
 
-def test_an_encoder_keeps_no_inputs_of_convolutions():
-    """Each of its maps is kept at most twice: as that of a normalisation, and of the pyramid."""
+def test_an_encoder_saves_no_inputs_of_convolutions():
+    """Each map is saved at most twice: for a norm, and for the pyramid."""
     mae = ResNetMAE(3, 8, (2,), decoder=False).to(DEVICE).requires_grad_(False)
     mae.to(memory_format=CHANNELS_LAST)
     kept = []
@@ -207,5 +207,5 @@ def test_an_encoder_keeps_no_inputs_of_convolutions():
         maps = mae.encode(images(3, h=4, w=4).requires_grad_(), every_k_block=0)
     assert all(value.requires_grad for value in maps.values())
     pixels = [t for t in kept if t.shape[0] == 4 and t.ndim == 4]
-    # One for each of six normalisations, and what ReLU gave after the two that add another map.
+    # One per norm, six in all, and the output of ReLU after the two norms that add another map.
     assert len(pixels) == 6 + 2

@@ -1,4 +1,4 @@
-"""Launches that skip Triton's look at their arguments pass the same ones, to the same compiled kernel."""
+"""Cached launches pass the same arguments to the same compiled kernel as Triton does."""
 
 import json
 import os
@@ -86,8 +86,8 @@ print(json.dumps({"ours": ours, "usual": others, "looked": usual, "compiled": co
 """
 
 
-def test_what_is_launched_is_what_triton_would_launch(tmp_path):
-    # Triton reads the source of a kernel from its file. Not in this process, where it interprets.
+def test_cached_launches_match_those_of_triton(tmp_path):
+    # Triton reads the source of a kernel from its file. A child process, since this one uses the interpreter.
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     environment = {
