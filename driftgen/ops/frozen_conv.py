@@ -84,7 +84,7 @@ def frozen_conv(conv: nn.Conv2d, x: Tensor, cache: CastWeight) -> Tensor:
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
     weight, x = cache(conv.weight, dtype), x.to(dtype)
-    shape = conv.stride, conv.padding, conv.dilation, conv.groups
+    shape: tuple[Any, ...] = conv.stride, conv.padding, conv.dilation, conv.groups
     if x.requires_grad and torch.is_grad_enabled():
         return _FrozenConv.apply(x, weight, shape)  # type: ignore[no-any-return, no-untyped-call]
     return F.conv2d(x, weight, None, *shape)
