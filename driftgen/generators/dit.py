@@ -22,6 +22,7 @@ from driftgen.ops.compile import compile_blocks
 from driftgen.ops.fp8_activations import Fp8Activation
 from driftgen.ops.norms import EPSILON
 from driftgen.ops.rope import cached_rope_tables
+from driftgen.ops.swiglu import swiglu
 
 __all__ = ["DiT", "DiTConfig"]
 
@@ -231,8 +232,7 @@ class SwiGLU(nn.Module):
         self.output = nn.Linear(mlp_size, hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.output(F.silu(self.gate(x)) * self.value(x))
-        return out
+        return swiglu(x, self.gate, self.value, self.output)
 
 
 class GELULayer(nn.Sequential):

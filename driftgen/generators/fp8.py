@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from driftgen.errors import InputError
 from driftgen.generators.dit import Block, GELULayer, SwiGLU, modulation
 from driftgen.ops.adaln import gated_residual
+from driftgen.ops.dispatch import has_hooks
 from driftgen.ops.fp8_activations import Fp8Activation, fp8_norm, fp8_swiglu, quantize
 
 __all__ = ["Fp8Block", "Fp8Linear", "Fp8SwiGLU", "check_fp8", "has_fp8", "quantize", "use_fp8"]
@@ -140,7 +141,7 @@ class Fp8Block(Block):
         self.attention, self.mlp, self.modulation = block.attention, block.mlp, block.modulation
 
     def forward(self, x: Tensor, condition: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        if _has_hooks(self.attention, self.attention.qkv, self.mlp):  # hooks expect plain tensors
+        if has_hooks(self.attention, self.attention.qkv, self.mlp):  # hooks expect plain tensors
             return super().forward(x, condition, cos, sin)
         parts = modulation(self.modulation, condition, 6, x.dtype)
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = parts
@@ -148,14 +149,6 @@ class Fp8Block(Block):
         branch = self.attention(normed, cos, sin)
         x, normed = fp8_norm(x, branch, gate, self.mlp_norm.weight, mlp_scale, mlp_shift)
         return gated_residual(x, self.mlp(normed), mlp_gate)
-
-
-def _has_hooks(*modules: nn.Module) -> bool:
-    """Return True if a call of one of these modules runs hooks."""
-    return any(
-        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
-        for m in modules
-    )
 
 
 def _replace(owner: nn.Module, *names: str) -> int:

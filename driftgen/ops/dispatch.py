@@ -9,13 +9,14 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 __all__ = [
     "DTYPES",
     "VECTOR",
     "device_guard",
+    "has_hooks",
     "has_kernels",
     "is_capturing",
     "is_current",
@@ -98,6 +99,14 @@ def has_kernels_constant(device: torch.device) -> bool:
 # ``torch.compiler.assume_constant_result`` sets the same flag, but imports the whole compiler, and Triton
 # with it, as soon as this module is imported.
 has_kernels_constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def has_hooks(*modules: nn.Module) -> bool:
+    """Return True if a call of one of these modules runs hooks, so that no kernel may replace the call."""
+    return any(
+        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
+        for m in modules
+    )
 
 
 def unit_stride(x: Tensor) -> Tensor:
