@@ -56,8 +56,8 @@ def _fused_swiglu(x: Tensor, gate: nn.Linear, value: nn.Linear, output: nn.Linea
 def swiglu_output(both: Tensor, bias: Tensor, weight: Tensor, output_bias: Tensor) -> Tensor:
     """W₃(silu(gate) · value) + b₃ from gate and value side by side ``[..., 2 · width]``.
 
-    Only ``both`` is saved for the backward pass. ``both`` already includes ``bias`` ``[2 · width]``, detached;
-    this function computes its gradient. The weight is rounded to the dtype of ``both``, and sums over rows are
+    Only ``both`` is saved for the backward pass. It includes ``bias`` ``[2 · width]``, detached, whose
+    gradient this function computes. The weight is rounded to the dtype of ``both``; sums over rows are
     float32.
     """
     inputs = both, bias, weight.to(both.dtype), output_bias
