@@ -142,7 +142,7 @@ class Replayed(GraphedFunction):
     """Recordings without a GPU: a replay computes from the inputs that were copied."""
 
     def _record(self, inputs):
-        while len(self.captured) >= self.most:
+        while len(self.captured) >= self.max_graphs:
             del self.captured[next(iter(self.captured))]
         static = [x.clone() for x in inputs]
         output = self.function(*static)
@@ -152,7 +152,7 @@ class Replayed(GraphedFunction):
 
 
 def test_recordings_used_last_are_kept():
-    double = Replayed(lambda x: 2 * x, most=2)
+    double = Replayed(lambda x: 2 * x, max_graphs=2)
     results = {}
     for n in (1, 2, 1, 3, 1, 2):
         x = torch.randn(n)
