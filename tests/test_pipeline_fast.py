@@ -141,7 +141,7 @@ def test_sample(here, tmp_path):
 class Replayed(GraphedFunction):
     """Recordings without a GPU: a replay computes from the inputs that were copied."""
 
-    def _record(self, inputs):
+    def _capture(self, inputs):
         while len(self.captured) >= self.max_graphs:
             del self.captured[next(iter(self.captured))]
         static = [x.clone() for x in inputs]
