@@ -6,7 +6,7 @@
 
 Needs an NVIDIA GPU; all maps and features are bfloat16. Copy the fastest values to ``FORWARD`` and
 ``BACKWARD`` of ``driftgen.ops.attention``, to ``MAX_ELEMENTS`` of
- ``driftgen.ops.group_norm``, or to ``BUILD`` of ``driftgen.drift.fused.shapes``.
+``driftgen.ops.group_norm``, or to ``BUILD`` of ``driftgen.drift.fused.shapes``.
 """
 
 from __future__ import annotations
