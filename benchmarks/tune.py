@@ -5,8 +5,8 @@
     python -m benchmarks.tune loss [--groups 16384] [--width 256] [--json FILE]
 
 Needs an NVIDIA GPU; all maps and features are bfloat16. Copy the fastest values to ``FORWARD`` and
-``BACKWARD`` of ``driftgen.ops.attention``, to ``WARPS``, ``STAGES``, ``MOST_CHANNELS`` and
-``NUMBERS_AT_A_TIME`` of ``driftgen.ops.group_norm``, or to ``BUILD`` of ``driftgen.drift.fused.shapes``.
+``BACKWARD`` of ``driftgen.ops.attention``, to ``MAX_ELEMENTS`` of
+``driftgen.ops.group_norm``, or to ``BUILD`` of ``driftgen.drift.fused.shapes``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -54,19 +53,7 @@ ATTENTION_BACKWARD: list[Build] = [
         (128, 64, 64, 3, 8, None),
     )
 ]
-GROUP_NORM: list[Build] = [
-    dict(zip(("WARPS", "STAGES", "MOST_CHANNELS", "NUMBERS_AT_A_TIME"), values, strict=True))
-    for values in (
-        (4, 3, 256, 256),
-        (4, 4, 256, 256),
-        (4, 6, 256, 256),
-        (2, 3, 256, 256),
-        (2, 6, 256, 256),
-        (8, 4, 256, 256),
-        (4, 4, 128, 256),
-        (4, 3, 256, 512),
-    )
-]
+GROUP_NORM: list[Build] = [{"MAX_ELEMENTS": 2**n} for n in (12, 13, 14)]
 
 
 def milliseconds(function: Callable[[], object], repeats: int) -> float:
@@ -85,9 +72,9 @@ def milliseconds(function: Callable[[], object], repeats: int) -> float:
 
 def tune_attention(args: argparse.Namespace) -> Iterator[Build]:
     """Time builds of attention; ``errors`` are relative to PyTorch's result and gradients."""
-    from driftgen.generators.dit import rope_tables
     from driftgen.ops import attention as ours
-    from driftgen.ops.qk_norm_rope import qk_norm_rope
+    from driftgen.ops.dispatch import without_kernels
+    from driftgen.ops.rope import rope_tables
 
     width = args.heads * args.head
     tables = rope_tables(args.tokens, args.head, torch.device("cuda"))
@@ -100,14 +87,12 @@ def tune_attention(args: argparse.Namespace) -> Iterator[Build]:
     upstream = torch.randn(args.batch, args.tokens, width, device="cuda", dtype=torch.bfloat16)
     expected: tuple[Tensor, ...] = ()
 
-    def pytorch(*inputs: Any, float32: bool) -> Tensor:
-        heads = qk_norm_rope(*inputs)
-        if float32:
-            mixed = F.scaled_dot_product_attention(*(t.float() for t in heads)).to(heads[0].dtype)
-        else:
-            with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
-                mixed = F.scaled_dot_product_attention(*heads)
-        return mixed.transpose(1, 2).flatten(2)
+    def pytorch(qkv: Tensor, query: Tensor, key: Tensor, *rest: Any, float32: bool) -> Tensor:
+        cos, sin, heads = rest
+        norms = ours.HeadNorm(query), ours.HeadNorm(key)
+        kinds = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+        with without_kernels(), sdpa_kernel(kinds, set_priority=True):
+            return ours.attention(qkv, heads, *norms, (cos, sin), float32)
 
     def measure(function: Callable[..., Tensor]) -> Build:
         nonlocal expected
@@ -132,7 +117,7 @@ def tune_attention(args: argparse.Namespace) -> Iterator[Build]:
     for name, builds in (("FORWARD", ATTENTION_FORWARD), ("BACKWARD", ATTENTION_BACKWARD)):
         for build in builds:
             setattr(ours, name, build)
-            yield {"name": name, **build} | attempt(lambda: measure(ours.attention))
+            yield {"name": name, **build} | attempt(lambda: measure(ours.fused_attention))
         ours.FORWARD, ours.BACKWARD = usual
 
 
@@ -141,7 +126,7 @@ def relative_error(result: Tensor, expected: Tensor) -> float:
 
 
 def tune_group_norm(args: argparse.Namespace) -> Iterator[Build]:
-    """Time builds of the group norm with ReLU for maps that do not fit the registers."""
+    """Time builds of the group norm with ReLU."""
     from driftgen.ops import group_norm as ours
 
     shape = args.samples, args.channels, args.side, args.side

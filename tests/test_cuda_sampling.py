@@ -71,7 +71,7 @@ def test_replays_are_the_eager_call_bit_for_bit(make, dtype):
 
 def test_memory_of_recordings_is_bounded():
     network = dit(input_size=32, hidden_size=384, num_heads=6).bfloat16()
-    graphed = GraphedFunction(called(network), most=4)
+    graphed = GraphedFunction(called(network), max_graphs=4)
     with torch.inference_mode():
         called(network)(*inputs(network, 2))
 

@@ -142,7 +142,7 @@ class Replayed(GraphedFunction):
     """Captured graphs without a GPU: a replay computes from the copied inputs."""
 
     def _capture(self, inputs):
-        while len(self.captured) >= self.most:
+        while len(self.captured) >= self.max_graphs:
             del self.captured[next(iter(self.captured))]
         static = [x.clone() for x in inputs]
         output = self.function(*static)
@@ -152,7 +152,7 @@ class Replayed(GraphedFunction):
 
 
 def test_the_most_recent_graphs_are_kept():
-    double = Replayed(lambda x: 2 * x, most=2)
+    double = Replayed(lambda x: 2 * x, max_graphs=2)
     results = {}
     for n in (1, 2, 1, 3, 1, 2):
         x = torch.randn(n)

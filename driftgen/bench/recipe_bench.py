@@ -110,8 +110,8 @@ def _write_encoders(folder: Path, config: TrainConfig) -> Iterator[str]:
     side = config.data.size or DEFAULT_SIDE
     known = {recipe.name for recipe in recipe_names()}
     for i, entry in enumerate(config.encoders):
-        name = Path(entry.path).name
         path = entry.path
+        name = Path(path or "").name
         if entry.kind == "mae" and name in known:
             pretraining = load_recipe(name, task="pretrain")
             assert isinstance(pretraining, PretrainConfig)

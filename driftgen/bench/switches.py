@@ -15,7 +15,7 @@ from driftgen.errors import unknown_name
 __all__ = ["op_names", "without_op"]
 
 PREFIX = "supports_"
-LOSS, LOSS_SWITCH = "loss", "supports_fused"
+LOSS, LOSS_SWITCH = "loss", "unsupported_reason"
 
 
 def op_names() -> list[str]:
@@ -37,7 +37,7 @@ def without_op(name: str | None) -> Iterator[None]:
     originals = [(module, switch) for module in _modules() for switch in switches if switch in vars(module)]
     saved = [getattr(module, switch) for module, switch in originals]
     for module, switch in originals:
-        setattr(module, switch, _never)
+        setattr(module, switch, _switched_off if name == LOSS else _never)
     try:
         yield
     finally:
@@ -47,6 +47,10 @@ def without_op(name: str | None) -> Iterator[None]:
 
 def _never(*args: object, **kwargs: object) -> bool:
     return False
+
+
+def _switched_off(*args: object, **kwargs: object) -> str:
+    return "its kernels are switched off"
 
 
 def _switches(name: str) -> list[str]:

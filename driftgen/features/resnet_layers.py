@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from driftgen.ops import frozen_conv
 from driftgen.ops.group_norm import group_norm
 
 __all__ = ["Block", "Conv", "ConvNormReLU", "Decoder", "Encoder", "Norm", "Up", "norm_groups", "upsample"]
@@ -40,17 +39,6 @@ class Conv(nn.Conv2d):
 
     def __init__(self, inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> None:
         super().__init__(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
-        self._cast = frozen_conv.CastWeight()
-
-    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> Conv:
-        self._cast.clear()
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        return self
-
-    def forward(self, x: Tensor) -> Tensor:
-        if frozen_conv.supports_frozen_conv(self, x):
-            return frozen_conv.frozen_conv(self, x, self._cast)
-        return super().forward(x)
 
 
 class Block(nn.Module):

@@ -1,4 +1,4 @@
-"""f: what turns noise into samples, in one call."""
+"""Generators f(ε, c, α): networks that map noise to samples in one call."""
 
 from driftgen.generators.base import Generator, Noise
 from driftgen.generators.dit import DiT, DiTConfig

@@ -1,4 +1,4 @@
-"""What a generator eats, and what the rest of the package asks of one."""
+"""The generator interface and its noise input."""
 
 from __future__ import annotations
 
@@ -8,35 +8,38 @@ import torch
 from torch import Tensor
 
 from driftgen.errors import InputError
+from driftgen.ops.dispatch import is_tracing
 
-__all__ = ["Generator", "Noise", "check_noise", "draw_noise"]
+__all__ = ["Generator", "Noise", "check_inputs", "check_noise", "draw_noise"]
 
 
 class Noise(NamedTuple):
-    """Everything random that a generator takes: Gaussian noise ``[B, C, H, W]`` and style indices ``[B,
-    K]``.
-    """
+    """The random input of a generator: Gaussian noise ``[B, C, H, W]`` and style indices ``[B, K]``."""
 
     gaussian: Tensor
     style: Tensor
 
     def to(self, device: torch.device | str) -> Noise:
-        """The same on another device."""
+        """Copy both tensors to a device."""
         return Noise(self.gaussian.to(device), self.style.to(device))
 
 
 @runtime_checkable
 class Generator(Protocol):
-    """f(ε, c, α): any network with these two methods can be trained and sampled; nothing is to be
-    inherited.
-    """
+    """f(ε, c, α). Any network with these two methods can be trained and sampled; no base class is needed."""
 
     def __call__(self, noise: Noise, labels: Tensor, alpha: Tensor | float) -> Tensor:
-        """Samples ``[B, C, H, W]``, one for each row of the noise."""
+        """Return samples ``[B, C, H, W]``, one for each row of the noise.
+
+        Args:
+            noise: what :meth:`sample_noise` returns.
+            labels: class indices ``[B]``.
+            alpha: guidance strength, a number or ``[B]``.
+        """
         ...
 
     def sample_noise(self, n: int, generator: torch.Generator | None = None) -> Noise:
-        """Everything random for n samples."""
+        """Draw all random inputs of n samples."""
         ...
 
 
@@ -48,19 +51,18 @@ def draw_noise(
     generator: torch.Generator | None,
     device: torch.device,
 ) -> Noise:
-    """ε ~ N(0, I) and uniform style indices for n samples.
+    """Draw ε ~ N(0, I) and uniform style indices for n samples.
 
-    With a ``generator`` samples are drawn one after the other on its device: sample i of a seed is then the
-    same in whatever batches it is drawn. Without one all are drawn at once where they are needed, which is
-    what training wants.
+    With a ``generator``, samples are drawn one by one on its device, so sample i of a seed does not depend on
+    the batch size. Without one, all samples are drawn at once on ``device``, as training does.
     """
     if generator is None:
         style = torch.randint(entries, (n, codebooks), device=device)
         return Noise(torch.randn(n, *shape, device=device), style)
-    at = generator.device
-    pinned = device.type == "cuda" and at.type == "cpu"  # a copy from such memory does not wait for the GPU
-    gaussian = torch.empty(n, *shape, device=at, pin_memory=pinned)
-    style = torch.empty(n, codebooks, dtype=torch.int64, device=at, pin_memory=pinned)
+    source = generator.device
+    pinned = device.type == "cuda" and source.type == "cpu"  # copies from pinned memory do not block the host
+    gaussian = torch.empty(n, *shape, device=source, pin_memory=pinned)
+    style = torch.empty(n, codebooks, dtype=torch.int64, device=source, pin_memory=pinned)
     for i in range(n):
         gaussian[i].normal_(generator=generator)
         style[i].random_(entries, generator=generator)
@@ -68,6 +70,33 @@ def draw_noise(
 
 
 def check_noise(gaussian: Tensor, shape: tuple[int, int, int]) -> None:
-    """Refuses Gaussian noise that is not ``[B, *shape]``."""
+    """Raise InputError unless the Gaussian noise has shape ``[B, *shape]``."""
     if gaussian.shape[1:] != shape:
-        raise InputError(f"noise has shape {list(gaussian.shape)}, expected {['B', *shape]}")
+        expected = ", ".join(map(str, ("B", *shape)))
+        raise InputError(
+            f"noise has shape {list(gaussian.shape)}, expected [{expected}]: use the generator's sample_noise"
+        )
+
+
+def check_inputs(noise: Noise, labels: Tensor, alpha: Tensor | float, classes: int, codebooks: int) -> None:
+    """Raise InputError unless labels, style indices and alpha fit the batch of the noise.
+
+    The range of labels is checked on the CPU only, since reading them on a GPU would synchronize.
+    """
+    n = len(noise.gaussian)
+    if labels.shape != (n,) or labels.is_floating_point():
+        raise InputError(
+            f"labels have shape {list(labels.shape)} and dtype {labels.dtype}, expected class indices [{n}] "
+            "of an integer dtype"
+        )
+    if noise.style.shape != (n, codebooks):
+        raise InputError(
+            f"noise.style has shape {list(noise.style.shape)}, expected [{n}, {codebooks}]: use the "
+            "generator's sample_noise"
+        )
+    if isinstance(alpha, Tensor) and alpha.shape not in ((), (1,), (n,)):
+        raise InputError(f"alpha has shape {list(alpha.shape)}, expected a number or [{n}]")
+    if labels.device.type == "cpu" and n and not is_tracing():
+        low, high = (int(label) for label in labels.aminmax())
+        if low < 0 or high >= classes:
+            raise InputError(f"labels contain {low if low < 0 else high}, expected 0 to {classes - 1}")

@@ -1,5 +1,5 @@
-"""What a generator is told beside the Gaussian noise: class, guidance strength, style; the parts in float32
-that it enters through; and what all generators of images do alike with it."""
+"""Embeddings of class, guidance strength and style, layers that stay in float32, and the base class of the
+image generators."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from driftgen.generators.base import Noise, draw_noise
+from driftgen.generators.base import Noise, check_inputs, draw_noise
+from driftgen.ops.norms import rms_norm
 
 __all__ = ["AlphaEmbedding", "Conditioning", "ImageGenerator", "RMSNorm", "float32_linear"]
 
 
 class Conditioning(nn.Module):
-    """(c, α, style) -> ``[B, h]``: class + alpha + sum of style embeddings (appendix "Random style
-    embeddings").
-
-    Embeddings start with standard deviation 0.02.
+    """Condition vector ``[B, h]`` = class + alpha + sum of style embeddings (appendix "Random style
+    embeddings"). Embeddings start with standard deviation 0.02.
     """
 
     def __init__(self, classes: int, codebooks: int, entries: int, size: int) -> None:
@@ -38,7 +37,7 @@ class Conditioning(nn.Module):
 
 
 class ImageSizes(Protocol):
-    """What every configuration of a generator of images says."""
+    """Options that the configuration of every image generator has."""
 
     @property
     def in_channels(self) -> int: ...
@@ -54,9 +53,9 @@ class ImageSizes(Protocol):
 
 
 class ImageGenerator(nn.Module, ABC):
-    """x = f(ε, c, α), up to how samples come from noise and condition: that is :meth:`generate`.
+    """x = f(ε, c, α) without the network itself, which subclasses define in :meth:`generate`.
 
-    What inherits it sets ``config`` and ``conditioning``.
+    Subclasses set ``config`` and ``conditioning``.
     """
 
     config: ImageSizes
@@ -64,32 +63,34 @@ class ImageGenerator(nn.Module, ABC):
 
     @property
     def sample_shape(self) -> tuple[int, int, int]:
-        """``C, H, W`` of the noise, and of the samples."""
+        """``C, H, W`` of the noise and of the samples."""
         return self.config.in_channels, self.config.input_size, self.config.input_size
 
     def sample_noise(self, n: int, generator: torch.Generator | None = None) -> Noise:
-        """Gaussian noise and style indices for n samples, on the device of the weights; see
-        ``draw_noise``.
+        """Draw Gaussian noise and style indices for n samples on the device of the weights; see
+        :func:`driftgen.generators.base.draw_noise`.
         """
         c, device = self.config, self.conditioning.classes.weight.device
         return draw_noise(n, self.sample_shape, c.style_codebooks, c.style_entries, generator, device)
 
     def condition(self, labels: Tensor, alpha: Tensor | float, style: Tensor) -> Tensor:
-        """The vector ``[B, h]`` that conditions every block."""
+        """Return the vector ``[B, h]`` that conditions every block."""
         vector: Tensor = self.conditioning(labels, alpha, style)
         return vector
 
     def forward(self, noise: Noise, labels: Tensor, alpha: Tensor | float = 1.0) -> Tensor:
-        """f(ε, c, α): ``[B, C, H, W]``."""
+        """Return samples f(ε, c, α), ``[B, C, H, W]``."""
+        classes = self.conditioning.classes.num_embeddings
+        check_inputs(noise, labels, alpha, classes, self.config.style_codebooks)
         return self.generate(noise.gaussian, self.condition(labels, alpha, noise.style))
 
     @abstractmethod
     def generate(self, gaussian: Tensor, condition: Tensor) -> Tensor:
-        """Samples from Gaussian noise and a condition vector."""
+        """Return samples for Gaussian noise ``[B, C, H, W]`` and condition vectors."""
 
 
 class AlphaEmbedding(nn.Module):
-    """The guidance strength α as a vector: 256 cosines and sines, a two-layer network, RMSNorm, times
+    """Embedding of the guidance strength α: 256 cosines and sines, a two-layer network, RMSNorm, times
     0.02.
     """
 
@@ -104,7 +105,7 @@ class AlphaEmbedding(nn.Module):
         angles = alpha[:, None] * torch.exp(steps * (-math.log(10_000.0) / self.frequencies))
         waves = torch.cat([angles.cos(), angles.sin()], dim=-1).to(self.first.weight.dtype)
         embedded: Tensor = self.norm(self.second(F.silu(self.first(waves))))
-        return 0.02 * embedded  # as small as the class embedding it is added to
+        return 0.02 * embedded  # the scale of the class embedding that it is added to
 
 
 class RMSNorm(nn.Module):
@@ -115,10 +116,12 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), 1e-6).to(x.dtype)
+        return rms_norm(x, self.weight)
 
 
 def float32_linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    """The layer in float32, also under autocast: gates that start at zero move by less than bf16 can tell."""
+    """Apply the layer in float32, also under autocast: updates of gates that start at zero are too small for
+    bfloat16.
+    """
     with torch.autocast(x.device.type, enabled=False):
         return F.linear(x.float(), layer.weight.float(), layer.bias.float())

@@ -18,7 +18,7 @@ __all__ = ["ImageMLP", "ImageMLPConfig"]
 
 @dataclass(frozen=True)
 class ImageMLPConfig:
-    """The shape of an :class:`ImageMLP`. The defaults are for grey images of 8×8 pixels."""
+    """Options of an :class:`ImageMLP`. The defaults are for gray images of 8×8 pixels."""
 
     input_size: int = 8
     in_channels: int = 1
@@ -31,12 +31,13 @@ class ImageMLPConfig:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if value < (0 if name == "style_codebooks" else 1):
-                raise InputError(f"{name}={value} is too small")
+            least = 0 if name == "style_codebooks" else 1
+            if value < least:
+                raise InputError(f"{name}={value} is too small: it must be at least {least}")
 
     @property
     def pixels(self) -> int:
-        """Numbers of one sample."""
+        """Number of values of one sample."""
         return self.in_channels * self.input_size**2
 
 
@@ -47,11 +48,13 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 class ImageMLP(ImageGenerator):
-    """x = f(ε, c, α), noise ``[B, C, H, W]`` to samples of the same shape, in one call.
+    """x = f(ε, c, α): map noise ``[B, C, H, W]`` to samples of the same shape in one call.
 
-    Each hidden layer is silu(W x · (1 + scale) + shift), with scale and shift set by the condition.
+    Each hidden layer is silu(W x · (1 + scale) + shift); the condition sets scale and shift.
 
-    ``options`` are fields of :class:`ImageMLPConfig`, on top of ``config`` where one is given.
+    Args:
+        config: the options; the defaults of :class:`ImageMLPConfig` if None.
+        options: fields of :class:`ImageMLPConfig` that replace those of ``config``.
     """
 
     config: ImageMLPConfig
@@ -73,17 +76,17 @@ class ImageMLP(ImageGenerator):
 
     @classmethod
     def preset(cls, name: str, **options: Any) -> ImageMLP:
-        """One for grey images of 8 or 16 pixels."""
+        """Build a model for gray images of 8 or 16 pixels."""
         if name not in PRESETS:
             raise unknown_name("preset", name, PRESETS)
         return cls(**{**PRESETS[name], **options})
 
     def reset_parameters(self) -> None:
-        """Linears that keep the variance through SiLU, with zero biases; embeddings of standard deviation
-        0.02; modulations of half the size of what they modulate.
+        """Initialize linear layers to preserve the variance through SiLU, with zero biases, embeddings with
+        standard deviation 0.02, and modulations with half the scale of what they modulate.
 
-        The output is not small: samples that are all alike do not repel each other, and a generator that
-        starts as a constant stays one. Here it starts with standard deviation near 0.6.
+        The output layer is not small: identical samples do not repel each other, so a generator that starts
+        as a constant stays one. Samples start with standard deviation near 0.6.
         """
         for module in self.modules():
             if isinstance(module, nn.Embedding):
@@ -97,10 +100,10 @@ class ImageMLP(ImageGenerator):
         nn.init.normal_(self.output.weight, std=0.6 / math.sqrt(self.config.hidden_size))
 
     def generate(self, gaussian: Tensor, condition: Tensor) -> Tensor:
-        """Samples from Gaussian noise and a condition vector."""
+        """Return samples for Gaussian noise ``[B, C, H, W]`` and condition vectors."""
         c = self.config
         check_noise(gaussian, self.sample_shape)
-        # Embeddings start small; at their full size the classes differ from the first step on.
+        # Embeddings start small. Normalized, the classes differ from the first step on.
         modulation = float32_linear(self.modulation, self.condition_norm(condition))
         x = gaussian.flatten(1).to(self.output.weight.dtype)
         for layer, part in zip(self.layers, modulation.to(x.dtype).chunk(c.depth, dim=1), strict=True):

@@ -13,7 +13,7 @@ __all__ = ["MLP"]
 
 
 class MLP(nn.Module):
-    """x = f(ε): maps Gaussian noise ``[n, noise_dim]`` to samples ``[n, data_dim]`` in one call.
+    """x = f(ε): map Gaussian noise ``[n, noise_dim]`` to samples ``[n, data_dim]`` in one call.
 
     Args:
         noise_dim: width C of the noise ε.
@@ -37,31 +37,31 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Linear(width, data_dim))
         for layer in self.layers:
             if isinstance(layer, nn.Linear):
-                # Keeps the variance through SiLU. PyTorch's smaller default starts almost linear, and a map
-                # that is almost linear is slow to tear one blob of noise into several modes.
+                # Preserves the variance through SiLU. PyTorch's smaller default starts as an almost linear
+                # map, which is slow to split Gaussian noise into several modes.
                 nn.init.normal_(layer.weight, std=1.7 / math.sqrt(layer.in_features))
                 nn.init.zeros_(layer.bias)
 
     def forward(self, noise: Tensor) -> Tensor:
-        """f(ε)."""
+        """Return samples f(ε)."""
         if noise.shape[-1] != self.noise_dim:
             raise InputError(f"noise has width {noise.shape[-1]}, expected noise_dim={self.noise_dim}")
         result: Tensor = self.layers(noise)
         return result
 
     def sample_noise(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """ε ~ N(0, I), ``[n, noise_dim]``, on the device of the weights.
+        """Draw ε ~ N(0, I), ``[n, noise_dim]``, for the device of the weights.
 
-        Drawn on the CPU, so that a seed gives the same samples everywhere.
+        The noise is drawn on the CPU, so that a seed gives the same samples on every device.
         """
         weight = next(self.parameters())
         return torch.randn(n, self.noise_dim, generator=generator).to(weight)
 
     @torch.no_grad()
-    def place(self, centre: Tensor, spread: float, generator: torch.Generator | None = None) -> None:
-        """Rescales the last layer so that samples start around ``centre`` with standard deviation ``spread``.
+    def place(self, center: Tensor, spread: float, generator: torch.Generator | None = None) -> None:
+        """Rescale the last layer so that samples start around ``center`` with standard deviation ``spread``.
 
-        Identical samples do not repel each other, so a generator must not start as a point.
+        Identical samples do not repel each other, so a generator must not start as a single point.
         """
         if spread <= 0:
             raise InputError(f"spread={spread} must be positive")
@@ -70,4 +70,4 @@ class MLP(nn.Module):
         assert isinstance(last, nn.Linear)
         factor = spread / samples.std(dim=0)
         last.weight *= factor[:, None]
-        last.bias.copy_(centre + (last.bias - samples.mean(dim=0)) * factor)
+        last.bias.copy_(center + (last.bias - samples.mean(dim=0)) * factor)

@@ -15,21 +15,21 @@ from driftgen.errors import InputError, unknown_name
 from driftgen.generators.base import check_noise
 from driftgen.generators.conditioning import Conditioning, ImageGenerator, RMSNorm, float32_linear
 from driftgen.ops.compile import compile_blocks
-from driftgen.ops.dispatch import is_plain
-from driftgen.ops.modulated_group_norm import modulated_group_norm, supports_modulated_group_norm
+from driftgen.ops.modulated_group_norm import modulated_group_norm
+from driftgen.ops.norms import EPSILON
 
 __all__ = ["UNet2D", "UNet2DConfig"]
 
 
 @dataclass(frozen=True)
 class UNet2DConfig:
-    """The shape of a :class:`UNet2D`. The defaults are for 32×32×3 images; the finest level comes first."""
+    """Options of a :class:`UNet2D`, finest level first. The defaults are for 32×32×3 images."""
 
     input_size: int = 32
     in_channels: int = 3
-    widths: tuple[int, ...] = (48, 96, 192, 448)  # channels of each level, every one half the side before
-    blocks: tuple[int, ...] = (1, 1, 1, 2)  # residual blocks of each level, on the way down and on the way up
-    attention_levels: tuple[int, ...] = (2,)  # levels whose blocks attend; 0 is the finest
+    widths: tuple[int, ...] = (48, 96, 192, 448)  # channels per level; each level halves the resolution
+    blocks: tuple[int, ...] = (1, 1, 1, 2)  # residual blocks per level, in the encoder and in the decoder
+    attention_levels: tuple[int, ...] = (2,)  # levels with self-attention; 0 is the finest
     head_size: int = 64
     groups: int = 16
     condition_size: int = 256
@@ -39,18 +39,18 @@ class UNet2DConfig:
 
     def __post_init__(self) -> None:
         for name in ("widths", "blocks", "attention_levels"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))  # a list, as JSON gives it
+            object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON has lists
         for name, value in asdict(self).items():
             least = 0 if name in ("style_codebooks", "attention_levels") else 1
             if min(value if isinstance(value, tuple) else (value,), default=least) < least:
-                raise InputError(f"{name}={value} is too small")
+                raise InputError(f"{name}={value} is too small: it must be at least {least}")
         levels, halves = len(self.widths), 2 ** (len(self.widths) - 1)
         if not levels or len(self.blocks) != levels:
             raise InputError(f"blocks={self.blocks} must hold one number for each of widths={self.widths}")
         if self.input_size % halves:
             raise InputError(
                 f"input_size={self.input_size} cannot be halved {levels - 1} times: pad the images to "
-                f"{math.ceil(self.input_size / halves) * halves} or give fewer widths"
+                f"{math.ceil(self.input_size / halves) * halves} or use fewer widths"
             )
         for width in self.widths:
             if width % self.groups:
@@ -62,7 +62,7 @@ class UNet2DConfig:
                 raise InputError(f"head_size={self.head_size} must divide the width {self.widths[level]}")
 
 
-# Narrow where there are many pixels: that is where the time goes, and few of the parameters.
+# Levels with many pixels are narrow: they take most of the time and hold few of the parameters.
 PRESETS: dict[str, dict[str, Any]] = {
     "28px": {
         "input_size": 28,
@@ -82,10 +82,12 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 class UNet2D(ImageGenerator):
-    """x = f(ε, c, α), noise ``[B, C, H, W]`` to samples of the same shape, in one call.
+    """x = f(ε, c, α): map noise ``[B, C, H, W]`` to samples of the same shape in one call.
 
-    ``options`` are fields of :class:`UNet2DConfig`, on top of ``config`` where one is given.
-    ``checkpoint_blocks`` trades a second forward pass of each block for its activations.
+    Args:
+        config: the options; the defaults of :class:`UNet2DConfig` if None.
+        checkpoint_blocks: recompute each block in the backward pass instead of storing its activations.
+        options: fields of :class:`UNet2DConfig` that replace those of ``config``.
     """
 
     config: UNet2DConfig
@@ -112,10 +114,10 @@ class UNet2D(ImageGenerator):
         self.middle = Block(c, len(c.widths) - 1, x)
         for level, width in reversed(list(enumerate(c.widths))):
             for _ in range(c.blocks[level]):
-                self.up.append(Block(c, level, x + width))  # a skip is concatenated to what it takes
+                self.up.append(Block(c, level, x + width))  # its input has a skip concatenated
                 x = width
             if level:
-                # The convolution that smooths it is the first of the next block.
+                # The first convolution of the next block smooths the result.
                 self.up.append(nn.Upsample(scale_factor=2, mode="nearest"))
         self.final_norm = AdaptiveNorm(c, x)
         self.output = nn.Conv2d(x, c.in_channels, 3, padding=1)
@@ -123,17 +125,17 @@ class UNet2D(ImageGenerator):
 
     @classmethod
     def preset(cls, name: str, *, checkpoint_blocks: bool = False, **options: Any) -> UNet2D:
-        """One for images of 28 (grey), 32 or 64 pixels (colour)."""
+        """Build a model for images of 28 pixels (gray), 32 or 64 pixels (color)."""
         if name not in PRESETS:
             raise unknown_name("preset", name, PRESETS)
         return cls(checkpoint_blocks=checkpoint_blocks, **{**PRESETS[name], **options})
 
     def reset_parameters(self) -> None:
-        """Convolutions that keep the variance, embeddings of standard deviation 0.02; modulations and the
-        last layer of each residual branch zero.
+        """Initialize convolutions to preserve the variance, embeddings with standard deviation 0.02, and
+        modulations and the last layer of each residual branch with zeros.
 
-        The output is not: samples that are all alike do not repel each other, and a generator that starts
-        as a constant stays one. Here it starts as filtered noise of standard deviation near 0.8.
+        The output layer is not zero: identical samples do not repel each other, so a generator that starts as
+        a constant stays one. Samples start as filtered noise of standard deviation near 0.8.
         """
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -144,7 +146,7 @@ class UNet2D(ImageGenerator):
                 nn.init.zeros_(module.bias)
             elif isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)
-        # SiLU leaves 0.6 of a standard deviation.
+        # SiLU reduces the standard deviation to 0.6 of its input.
         nn.init.normal_(self.output.weight, std=1.4 / math.sqrt(self.output.weight[0].numel()))
         for module in self.modules():
             if isinstance(module, Block):
@@ -155,11 +157,11 @@ class UNet2D(ImageGenerator):
                 nn.init.zeros_(module.modulation.weight)
 
     def compile_parts(self) -> None:
-        """Compiles its blocks, each shape once."""
+        """Compile the blocks, each shape once."""
         compile_blocks(self, Block, AdaptiveNorm)
 
     def generate(self, gaussian: Tensor, condition: Tensor) -> Tensor:
-        """Samples from Gaussian noise and a condition vector."""
+        """Return samples for Gaussian noise ``[B, C, H, W]`` and condition vectors."""
         check_noise(gaussian, self.sample_shape)
         activated = F.silu(condition)
         x = self.input(gaussian.to(self.input.weight.dtype))
@@ -176,7 +178,7 @@ class UNet2D(ImageGenerator):
                 x = self._run(layer, torch.cat([x, skips.pop()], dim=1), activated)
             else:
                 x = layer(x)
-        out: Tensor = self.output(self.final_norm.activated(x, activated))
+        out: Tensor = self.output(self.final_norm(x, activated))
         return out
 
     def _run(self, block: nn.Module, x: Tensor, condition: Tensor) -> Tensor:
@@ -187,9 +189,7 @@ class UNet2D(ImageGenerator):
 
 
 class Block(nn.Module):
-    """x + conv(silu(norm(conv(silu(norm(x)))))), with both norms modulated, then attention where the level
-    has it.
-    """
+    """x + conv(silu(norm(conv(silu(norm(x)))))) with modulated norms, then attention if the level has it."""
 
     def __init__(self, c: UNet2DConfig, level: int, channels: int) -> None:
         super().__init__()
@@ -201,16 +201,14 @@ class Block(nn.Module):
         self.attention: nn.Module = Attention(c, width) if level in c.attention_levels else nn.Identity()
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        h = self.first(self.first_norm.activated(x, condition))
-        h = self.second(self.second_norm.activated(h, condition))
+        h = self.first(self.first_norm(x, condition))
+        h = self.second(self.second_norm(h, condition))
         out: Tensor = self.attention(self.shortcut(x) + h)
         return out
 
 
 class AdaptiveNorm(nn.Module):
-    """norm(x) · (1 + scale) + shift per channel: GroupNorm, computed in float32, without parameters of its
-    own; the condition sets them.
-    """
+    """silu(norm(x) · (1 + scale) + shift): GroupNorm in float32; the condition sets scale and shift."""
 
     def __init__(self, c: UNet2DConfig, channels: int) -> None:
         super().__init__()
@@ -218,21 +216,12 @@ class AdaptiveNorm(nn.Module):
         self.modulation = nn.Linear(c.condition_size, 2 * channels)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        parts = float32_linear(self.modulation, condition).to(x.dtype)[:, :, None, None]
-        scale, shift = parts.chunk(2, dim=1)
-        return group_norm(x, self.groups) * (1 + scale) + shift
-
-    def activated(self, x: Tensor, condition: Tensor) -> Tensor:
-        """silu of it."""
-        if is_plain(self, self.modulation) and supports_modulated_group_norm(x, self.groups):
-            return modulated_group_norm(
-                x, self.groups, *float32_linear(self.modulation, condition).chunk(2, dim=1)
-            )
-        return F.silu(self(x, condition))
+        scale, shift = float32_linear(self.modulation, condition).chunk(2, dim=1)
+        return modulated_group_norm(x, self.groups, scale, shift)
 
 
 class Attention(nn.Module):
-    """x + self-attention over all pixels, with normalised queries and keys."""
+    """x + self-attention over all pixels, with normalized queries and keys."""
 
     def __init__(self, c: UNet2DConfig, width: int) -> None:
         super().__init__()
@@ -241,14 +230,10 @@ class Attention(nn.Module):
         self.query_norm, self.key_norm = RMSNorm(c.head_size), RMSNorm(c.head_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        tokens = group_norm(x, self.groups).flatten(2).transpose(1, 2)
+        normed = F.group_norm(x.float(), self.groups, eps=EPSILON).to(x.dtype)
+        tokens = normed.flatten(2).transpose(1, 2)
         qkv = self.qkv(tokens).unflatten(-1, (3, -1, self.head_size)).transpose(1, 3)
         q, k, v = qkv.unbind(2)  # each [B, heads, pixels, head]
         mixed = F.scaled_dot_product_attention(self.query_norm(q), self.key_norm(k), v)
         out: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return x + out.transpose(1, 2).reshape(x.shape)
-
-
-def group_norm(x: Tensor, groups: int) -> Tensor:
-    """Each group of channels of each sample to mean 0 and variance 1, in float32."""
-    return F.group_norm(x.float(), groups, eps=1e-6).to(x.dtype)

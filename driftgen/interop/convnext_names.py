@@ -1,4 +1,4 @@
-"""Where each tensor of a released ConvNeXt-V2 goes in :class:`driftgen.features.backbones.Backbone`."""
+"""Tensor names of a released ConvNeXt-V2, and those of :class:`driftgen.features.backbones.Backbone`."""
 
 from __future__ import annotations
 
@@ -12,40 +12,42 @@ __all__ = ["convnext_config_from", "official_convnext_names"]
 
 
 class HasShape(Protocol):
-    """A tensor, or one that still lies in a file."""
+    """A tensor, in memory or stored in a file."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
 
 
 def convnext_config_from(parameters: Mapping[str, HasShape]) -> dict[str, Any]:
-    """The arguments of :meth:`Backbone.from_convnext` that a released file of parameters means: it has no
-    metadata, so depths, widths and classes follow from its tensors.
+    """Return the arguments of :meth:`Backbone.from_convnext` for released parameters.
+
+    The release has no metadata: depths, widths and number of classes follow from the tensors.
     """
     depths: list[int] = []
     dims: list[int] = []
     while (name := _widening(len(dims))) in parameters:
         blocks = re.compile(rf"stages_{len(dims)}/layers_(\d+)/")
-        found = {int(match[1]) for path in parameters if (match := blocks.match(path))}
-        depths.append(max(found, default=-1) + 1)
+        indices = {int(match[1]) for path in parameters if (match := blocks.match(path))}
+        depths.append(max(indices, default=-1) + 1)
         dims.append(parameters[name].shape[-1])
     if not dims or min(depths) < 1:
         lacking = _widening(0) if not dims else f"stages_{depths.index(0)}/layers_0"
-        raise InputError(f"the parameters are no released ConvNeXt-V2: {lacking} is missing")
+        raise InputError(f"the parameters are not those of a released ConvNeXt-V2: {lacking} is missing")
     head = parameters.get("head/kernel")
     classes = None if head is None else head.shape[-1]
     return {"depths": depths, "dims": dims, "num_classes": classes}
 
 
 def official_convnext_names(config: Mapping[str, Any]) -> dict[str, str]:
-    """Flax path, joined by ``/``, -> key of our ``state_dict``, for every tensor of a released ConvNeXt-V2.
+    """Map the Flax path of every tensor of a released ConvNeXt-V2, joined by ``/``, to the key of our
+    ``state_dict``.
 
-    Kernels differ in layout: convolutions are HWIO there and OIHW here (the depthwise ones ``[7, 7, 1, C]``
-    and ``[C, 1, 7, 7]``), dense layers are transposed. All else is one to one, also γ and β of the global
-    response normalisation, ``[1, 1, 1, C]`` in both.
+    Convolutions are HWIO in the release and OIHW here (depthwise ``[7, 7, 1, C]`` and ``[C, 1, 7, 7]``),
+    dense layers are transposed. All other tensors have the same layout, also γ and β of the global response
+    normalization, ``[1, 1, 1, C]``.
 
     Args:
-        config: what :func:`convnext_config_from` gives.
+        config: what :func:`convnext_config_from` returns.
     """
     names: dict[str, str] = {}
 
@@ -54,7 +56,7 @@ def official_convnext_names(config: Mapping[str, Any]) -> dict[str, str]:
 
     for i, count in enumerate(config["depths"]):
         theirs, ours = f"downsample_layers_{i}", f"model.encoder.stages.{i}"
-        if i == 0:  # the stem convolves first, the later ones normalise first
+        if i == 0:  # the stem convolves first, later stages normalize first
             layer(f"{theirs}/layers_0", "model.embeddings.patch_embeddings", "kernel")
             layer(f"{theirs}/layers_1", "model.embeddings.layernorm", "weight")
         else:
@@ -74,5 +76,5 @@ def official_convnext_names(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _widening(stage: int) -> str:
-    """The convolution that a stage starts with."""
+    """Return the name of the convolution that begins a stage."""
     return f"downsample_layers_{stage}/layers_{0 if stage == 0 else 1}/kernel"

@@ -1,6 +1,4 @@
-"""Reads and writes the parameter files of flax, tensor by tensor, with msgpack alone: nothing is ever
-unpickled.
-"""
+"""Read and write Flax parameter files tensor by tensor, with msgpack only and without unpickling."""
 
 from __future__ import annotations
 
@@ -37,29 +35,29 @@ DTYPES = {
     "complex128": torch.complex128,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-# First bytes of an extension: by its length, or how many bytes say its length.
+# First byte of an extension: its length, or the number of bytes that encode the length.
 FIXED = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
 EXTENSIONS = {0xC7: 1, 0xC8: 2, 0xC9: 4} | dict.fromkeys(FIXED, 0)
-LONGEST = 4096  # bytes of a name, or of what describes an array
+MAX_HEADER = 4096  # bytes of a name, or of the header of an array
 
 
 @dataclass(frozen=True)
 class Stored:
-    """An array that lies in a file: where its pieces begin, and how many bytes each has."""
+    """An array in a file, as a list of pieces (offset, bytes)."""
 
     path: Path
     dtype: torch.dtype
     shape: tuple[int, ...]
     pieces: tuple[tuple[int, int], ...]
-    value: Tensor | None = None  # a single complex number, which is stored in another way
+    value: Tensor | None = None  # a complex scalar, which has its own encoding
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def read(self, memory: Tensor | None = None) -> Tensor:
-        """The array, in memory of its own, or in the first of these bytes."""
+        """Read the array into new memory, or into the beginning of a given uint8 buffer."""
         if self.value is not None:
             return self.value
         flat = torch.empty(self.size, dtype=torch.uint8) if memory is None else memory[: self.size]
@@ -75,7 +73,7 @@ class Stored:
 
 
 def index_parameters(path: Path) -> dict[str, Stored]:
-    """Every array of the file under its path of names, joined by "/". Only what lies between them is read."""
+    """Return every array of the file under its path, joined by "/", without reading the data."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             tree, _ = _Walk(path, data).value(0)
@@ -94,12 +92,12 @@ def index_parameters(path: Path) -> dict[str, Stored]:
 
 
 def read_parameters(path: Path) -> dict[str, Tensor]:
-    """Every tensor of the file under its path of names, joined by "/"."""
+    """Read every tensor of the file under its path, joined by "/"."""
     return {name: stored.read() for name, stored in index_parameters(path).items()}
 
 
 def write_parameters(path: Path, parameters: dict[str, Tensor]) -> None:
-    """Writes tensors named like those of :func:`read_parameters` in flax's format; names keep their order."""
+    """Write tensors, named as by :func:`read_parameters`, in Flax's format and in the given order."""
     tree: dict[str, Any] = {}
     for name, tensor in parameters.items():
         *folders, leaf = name.split("/")
@@ -112,9 +110,7 @@ def write_parameters(path: Path, parameters: dict[str, Tensor]) -> None:
 
 
 class _Walk:
-    """Steps through a file without a look at the arrays: ``value(at)`` gives what begins there, and where it
-    ends.
-    """
+    """Parser that skips the data of arrays: ``value(at)`` returns the value at an offset, and its end."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path, self.data = path, data
@@ -124,7 +120,7 @@ class _Walk:
         if first in EXTENSIONS:
             return self._array(at, EXTENSIONS[first])
         small = self._unpacker(at)
-        if not (first & 0xF0 == 0x80 or first in (0xDE, 0xDF)):  # no map
+        if not (first & 0xF0 == 0x80 or first in (0xDE, 0xDF)):  # not a map
             return small.unpack(), at + small.tell()
         tree, entries = {}, small.read_map_header()
         at += small.tell()
@@ -134,8 +130,8 @@ class _Walk:
         return tree, at
 
     def _array(self, at: int, width: int) -> tuple[Stored, int]:
-        """An extension: its first byte, its length in ``width`` bytes (or by the first byte), its type, its
-        body (shape, type of numbers, bytes).
+        """Parse an extension: first byte, length in ``width`` bytes (or implied by the first byte), type, and
+        body (shape, dtype, bytes).
         """
         body = at + 2 + width
         length = int.from_bytes(self.data[at + 1 : at + 1 + width], "big") if width else FIXED[self.data[at]]
@@ -143,27 +139,30 @@ class _Walk:
         if end > len(self.data):
             raise msgpack.OutOfData
         if code not in (NDARRAY, COMPLEX, SCALAR):
-            raise InputError(f"extension type {code} is no array of numbers")
+            raise InputError(f"extension type {code} is not an array")
         head = self._unpacker(body)
         if code == COMPLEX:
             number = torch.tensor(complex(*head.unpack()), dtype=torch.complex128)
             return Stored(self.path, number.dtype, (), (), number), end
         if head.read_array_header() != 3:
-            raise InputError("an array is not described by its shape, type and bytes")
+            raise InputError("an array is not stored as shape, dtype and bytes")
         shape, name = head.unpack(), head.unpack()
         name = name.decode() if isinstance(name, bytes) else name
         if name not in DTYPES:
-            raise InputError(f"numbers of type {name} are not known here")
-        found = Stored(self.path, DTYPES[name], tuple(shape), ())
-        start = end - found.size
-        # What is left are the bytes, behind a head of 2 to 5 that says how many.
-        if not 2 <= start - (body + head.tell()) <= 5:
-            raise InputError(f"an array of shape {list(shape)} has bytes too few or too many")
-        return replace(found, pieces=((start, found.size),)), end
+            raise InputError(f"dtype {name} is not supported")
+        array = Stored(self.path, DTYPES[name], tuple(shape), ())
+        # The rest of the extension is a byte string: a header of 2 to 5 bytes, then the data.
+        rest = end - (body + head.tell())
+        if not 2 <= rest - array.size <= 5:
+            size = rest - (2 if rest < 2**8 + 2 else 3 if rest < 2**16 + 3 else 5)
+            raise InputError(
+                f"an array of shape {list(shape)} and dtype {name} has {size} bytes, expected {array.size}"
+            )
+        return replace(array, pieces=((end - array.size, array.size),)), end
 
     def _unpacker(self, at: int) -> msgpack.Unpacker:
         unpacker = msgpack.Unpacker(strict_map_key=False)
-        unpacker.feed(self.data[at : at + LONGEST])
+        unpacker.feed(self.data[at : at + MAX_HEADER])
         return unpacker
 
 
@@ -176,16 +175,20 @@ def _flatten(tree: dict[str, Any], prefix: str, path: Path) -> Iterator[tuple[st
         elif isinstance(value, Stored):
             yield prefix + name, value
         else:
-            raise InputError(f"{path}: {prefix}{name} is no array but {type(value).__name__}")
+            raise InputError(f"{path}: {prefix}{name} is not an array but {type(value).__name__}")
 
 
 def _join(chunked: dict[str, Any], path: Path) -> Stored:
-    """One array of those that flax cuts into pieces of at most 2^30 bytes."""
+    """Join the pieces of an array that Flax cut into chunks of at most 2^30 bytes."""
     shape = tuple(int(chunked["shape"][str(i)]) for i in range(len(chunked["shape"])))
     parts = [chunked["chunks"][str(i)] for i in range(len(chunked["chunks"]))]
     joined = Stored(path, parts[0].dtype, shape, tuple(piece for part in parts for piece in part.pieces))
-    if sum(part.size for part in parts) != joined.size or len({part.dtype for part in parts}) != 1:
-        raise InputError(f"{path}: the pieces of an array of shape {list(shape)} do not make it up")
+    size = sum(part.size for part in parts)
+    if size != joined.size or len({part.dtype for part in parts}) != 1:
+        raise InputError(
+            f"{path}: an array of shape {list(shape)} has chunks of {size} bytes, expected {joined.size} of "
+            "one dtype"
+        )
     return joined
 
 

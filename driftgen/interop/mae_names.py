@@ -1,4 +1,4 @@
-"""Where each tensor of a released ResNet-MAE goes in :class:`driftgen.features.ResNetMAE`."""
+"""Options and tensor names of a released ResNet-MAE, and those of :class:`driftgen.features.ResNetMAE`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["official_mae_arguments", "official_mae_names", "official_mae_options
 
 
 def official_mae_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of ``ResNetMAE`` that a released ``model_config`` means."""
+    """Return the arguments of ``ResNetMAE`` for a released ``model_config``."""
     return {
         "in_channels": config["in_channels"],
         "base_channels": config["base_channels"],
@@ -23,7 +23,7 @@ def official_mae_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def official_mae_options(model: ResNetMAE) -> dict[str, Any]:
-    """The release's ``model_config`` of a masked autoencoder."""
+    """Return the release's ``model_config`` of a masked autoencoder."""
     return {
         "num_classes": model.num_classes,
         "in_channels": model.in_channels,
@@ -37,14 +37,14 @@ def official_mae_options(model: ResNetMAE) -> dict[str, Any]:
 
 
 def official_mae_names(config: Mapping[str, Any], *, encoder_only: bool = False) -> dict[str, str]:
-    """Flax path, joined by ``/``, -> key of our ``state_dict``, for every tensor of a released MAE.
+    """Map the Flax path of every tensor of a released MAE, joined by ``/``, to the key of our ``state_dict``.
 
-    Convolution kernels are HWIO there and OIHW here, the classifier's kernel is transposed; all else is one
-    to one.
+    Convolution kernels are HWIO in the release and OIHW here, the classifier's kernel is transposed. All
+    other tensors have the same layout.
 
     Args:
         config: the release's ``model_config``.
-        encoder_only: leave out the decoder and the classifier, as an artifact for features may.
+        encoder_only: omit the decoder and the classifier, as artifacts for features do.
     """
     names: dict[str, str] = {}
 

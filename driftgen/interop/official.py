@@ -1,4 +1,4 @@
-"""The authors' released models: their artifacts in, our modules out, and back again."""
+"""Load and save the authors' released models (JAX artifacts)."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from driftgen.support.meta_init import on_meta_device
 __all__ = ["is_official", "load_official", "read_metadata", "save_official"]
 
 PARAMETERS, METADATA = "ema_params.msgpack", "metadata.json"
-PLAIN_PARAMETERS = "params.msgpack"  # of a ConvNeXt-V2
+CONVNEXT_PARAMETERS = "params.msgpack"
 
 
 def is_official(folder: Path) -> bool:
-    """Whether the folder holds an artifact of the authors' making."""
-    return _place(folder) is not None
+    """Return True if the folder holds a released artifact."""
+    return _artifact_folder(folder) is not None
 
 
 def load_official(folder: str | Path) -> nn.Module:
-    """The model of a released artifact: a generator as :class:`~driftgen.generators.DiT`, a masked
-    autoencoder as :class:`~driftgen.features.ResNetMAE`, a ConvNeXt-V2 as
-    :class:`~driftgen.features.Backbone`.
+    """Load a released artifact: a generator as :class:`~driftgen.generators.DiT`, a masked autoencoder as
+    :class:`~driftgen.features.ResNetMAE`, a ConvNeXt-V2 as :class:`~driftgen.features.Backbone`.
+
+    Weights keep the dtype they are stored in.
 
     Args:
-        folder: holds ``ema_params.msgpack`` and ``metadata.json``, or ``params.msgpack`` alone for a
-            ConvNeXt-V2, itself or in ``params_ema`` as the release writes them; or ``hf://name``. Weights
-            keep the type they are stored in.
+        folder: contains ``ema_params.msgpack`` and ``metadata.json``, or ``params.msgpack`` alone for a
+            ConvNeXt-V2, directly or in the subfolder ``params_ema``; or ``hf://name``.
     """
     if isinstance(folder, str) and folder.startswith("hf://"):
         folder = hub.fetch(folder)
     place = _find(Path(folder))
     metadata = read_metadata(place)
-    path = place / (PARAMETERS if metadata else PLAIN_PARAMETERS)
+    path = place / (PARAMETERS if metadata else CONVNEXT_PARAMETERS)
     parameters = index_parameters(path)
     try:
         with on_meta_device():
@@ -61,10 +61,11 @@ def load_official(folder: str | Path) -> nn.Module:
 
 
 def save_official(model: nn.Module, folder: str | Path, metadata: Mapping[str, Any] | None = None) -> Path:
-    """Writes a DiT, a ResNetMAE or a ConvNeXt-V2 as a released artifact, which :func:`load_official` and the
+    """Write a DiT, a ResNetMAE or a ConvNeXt-V2 as a released artifact, which :func:`load_official` and the
     authors' code read.
 
-    ``metadata`` (such as that of the artifact it came from) is kept; what it lacks is filled in.
+    Entries of ``metadata``, for example those of the artifact that the model came from, are written as they
+    are. Missing entries are added.
     """
     kind = ""
     if isinstance(model, DiT):
@@ -82,7 +83,7 @@ def save_official(model: nn.Module, folder: str | Path, metadata: Mapping[str, A
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     state = model.state_dict()
-    path = place / (PARAMETERS if kind else PLAIN_PARAMETERS)
+    path = place / (PARAMETERS if kind else CONVNEXT_PARAMETERS)
     write_parameters(path, {name: _to_theirs(name, state[names[name]]) for name in sorted(names)})
     if kind:
         record = {"format": "flax.msgpack", "kind": kind, "backend": "jax", **(metadata or {})}
@@ -94,7 +95,7 @@ def save_official(model: nn.Module, folder: str | Path, metadata: Mapping[str, A
 
 
 def read_metadata(folder: Path) -> dict[str, Any]:
-    """What ``metadata.json`` says; nothing for a ConvNeXt-V2, which has none."""
+    """Read ``metadata.json``; return an empty dict for a ConvNeXt-V2, which has none."""
     place = _find(folder)
     path = place / METADATA
     if not path.is_file():
@@ -106,21 +107,21 @@ def read_metadata(folder: Path) -> dict[str, Any]:
     if not isinstance(metadata, dict) or not isinstance(metadata.get("model_config"), dict):
         raise InputError(f"{path} holds no model_config")
     if metadata.get("kind") not in ("gen", "mae"):
-        raise InputError(f"{path} is of kind {metadata.get('kind')!r}: known are 'gen' and 'mae'")
+        raise InputError(f"{path} is of kind {metadata.get('kind')!r}, expected 'gen' or 'mae'")
     return metadata
 
 
 def _build(metadata: Mapping[str, Any], parameters: Mapping[str, Stored]) -> tuple[nn.Module, dict[str, str]]:
-    """The model without numbers, and the release's name of each of its tensors."""
+    """Return the model, built on the current device, and the release's names of its tensors."""
     if not metadata:
-        found = convnext_config_from(parameters)
-        return Backbone.from_convnext(**found), official_convnext_names(found)
+        convnext = convnext_config_from(parameters)
+        return Backbone.from_convnext(**convnext), official_convnext_names(convnext)
     options = metadata["model_config"]
     if metadata["kind"] == "gen":
         config = official_dit_config(options)
         return DiT(config), official_dit_names(config)
     arguments = official_mae_arguments(options)
-    # An encoder exported for its features has the configuration of the whole, but neither decoder nor
+    # An encoder exported for its features has the configuration of the full model, but no decoder or
     # classifier.
     encoder_only = not any(name.startswith("decoder/") for name in parameters)
     if encoder_only:
@@ -128,37 +129,35 @@ def _build(metadata: Mapping[str, Any], parameters: Mapping[str, Stored]) -> tup
     return ResNetMAE(**arguments), official_mae_names(options, encoder_only=encoder_only)
 
 
-def _place(folder: Path) -> Path | None:
+def _artifact_folder(folder: Path) -> Path | None:
+    """Return the folder of the artifact: the folder itself or ``params_ema`` in it."""
     for place in (folder, folder / "params_ema"):
-        if (place / METADATA).is_file() or (place / PLAIN_PARAMETERS).is_file():
+        if (place / METADATA).is_file() or (place / CONVNEXT_PARAMETERS).is_file():
             return place
     return None
 
 
 def _find(folder: Path) -> Path:
-    """The folder that holds the artifact: itself, or ``params_ema`` in it."""
-    place = _place(folder)
+    place = _artifact_folder(folder)
     if place is None:
-        raise InputError(f"{folder} holds no released model: {METADATA} and {PARAMETERS} are expected in it")
+        raise InputError(f"{folder} holds no released model: it needs {METADATA} and {PARAMETERS}")
     return place
 
 
 def _to_ours(
     parameters: Mapping[str, Stored], names: Mapping[str, str], expected: Mapping[str, Tensor], path: Path
 ) -> dict[str, Tensor]:
-    """The tensors under our names and in our layout."""
+    """Read the tensors under our names and in our layout."""
     unknown, missing = sorted(parameters.keys() - names.keys()), sorted(names.keys() - parameters.keys())
     if unknown or missing:
-        parts = [
-            _listed(what, found) for what, found in (("unknown", unknown), ("missing", missing)) if found
-        ]
+        parts = [_listed(what, some) for what, some in (("unknown", unknown), ("missing", missing)) if some]
         raise InputError(f"{path} does not fit its configuration; {'; '.join(parts)}")
     for name, stored in parameters.items():
-        shape, want = _our_order(name, stored.shape), expected[names[name]].shape
-        if shape != tuple(want):
-            raise InputError(f"{path}: {name} has shape {list(shape)}, expected {list(want)}")
-    # What has to change its layout is read into the same bytes one after the other: memory that is taken and
-    # given back in turn with the tensors that stay would be left in pieces, half as much again.
+        shape, expected_shape = _our_order(name, stored.shape), expected[names[name]].shape
+        if shape != tuple(expected_shape):
+            raise InputError(f"{path}: {name} has shape {list(shape)}, expected {list(expected_shape)}")
+    # Tensors that are transposed are all read into one buffer: allocating and freeing a buffer for each would
+    # fragment the heap and raise peak memory by half.
     memory = torch.empty(max(s.size for s in parameters.values()), dtype=torch.uint8)
     state = {}
     for name, stored in parameters.items():
@@ -172,7 +171,7 @@ def _to_ours(
 
 
 def _our_axes(name: str, ndim: int) -> tuple[int, ...] | None:
-    """Convolutions lie as [height, width, in, out] there, dense layers as [in, out]."""
+    """Return the permutation to our layout; the release has convolutions HWIO and dense layers [in, out]."""
     if not name.endswith("/kernel"):
         return None
     return (3, 2, 0, 1) if ndim == 4 else (1, 0)

@@ -1,94 +1,134 @@
-"""Attention from the output of its linear layer, norm and rotation of queries and keys with it, as GPU
-kernels with gradients: one each way.
+"""Multi-head attention from the output of its q, k, v layer, with norm and rotation of queries and keys.
 
-Plain PyTorch modules compute the same where these kernels do not apply;
-``supports_attention`` decides.
-To ``torch.compile`` each kernel is one operator. Between the two only the layer's output, the
-result and a number for each query are kept; without gradients that number is not stored either. The linear
-layer may owe its bias the gradient (``linear_and_bias``): the kernel sums it on the way.
+On Hopper GPUs one Triton kernel per direction computes all of it, see :func:`supports_attention`. The forward
+pass saves its input, its result and one number per query. Elsewhere PyTorch computes the same. Each kernel is
+one custom operator to ``torch.compile``.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from driftgen.ops.dispatch import VECTOR, power_of_two, supports
+from driftgen.ops.norms import layer_norm, rms_norm
+from driftgen.ops.rope import rotate
 
-__all__ = ["attention", "supports_attention"]
+__all__ = ["HeadNorm", "attention", "supports_attention"]
 
-TYPES = (torch.bfloat16, torch.float16)
+DTYPES = (torch.bfloat16, torch.float16)
 HEAD_SIZES = (32, 64, 128)
-MOST_TOKENS = 512
-MOST_KEPT = 200 * 2**10  # bytes of shared memory: keys and values of a head and a block of queries
+MAX_TOKENS = 512
+MAX_SHARED = 200 * 2**10  # bytes of shared memory for the keys and values of a head and a block of queries
 
-# How the kernels are built: blocks of tokens (BQ queries by BK keys; on the way back ROWS queries by BK keys,
-# then ROWS keys by BQ queries), blocks read there at a time, warps of a program, and the registers of a
-# thread that let as many programs run at a time as the shared memory has room for. On an H200, 512 x 12
-# heads x 272 tokens x 64: 0.57 ms, and 2.50 ms back; in float32 0.82 and 3.02 ms (norms, rotation and
-# PyTorch's attention: 0.93 and 2.47 ms, in float32 6.1 and 13.0 ms). Others: ``benchmarks/tune.py``.
+# Launch options: tile sizes in tokens (forward BQ queries by BK keys; backward ROWS queries by BK keys, then
+# ROWS keys by BQ queries), pipeline stages, warps, and the register limit that lets as many programs run at
+# once as shared memory allows. On an H200, 512 x 12 heads x 272 tokens x 64: forward 0.57 ms, backward
+# 2.50 ms; in float32 0.82 and 3.02 ms. PyTorch (norms, rotation and attention): 0.93 and 2.47 ms, in float32
+# 6.1 and 13.0 ms. Tuned by ``benchmarks/tune.py``.
 FORWARD: dict[str, Any] = {"BQ": 64, "BK": 64, "num_warps": 4, "maxnreg": 168}
 BACKWARD: dict[str, Any] = {"ROWS": 64, "BK": 64, "BQ": 32, "STAGES": 4, "num_warps": 4, "maxnreg": None}
 
 
+class HeadNorm(NamedTuple):
+    """The norm of every query or key ``[head]``: RMSNorm, or LayerNorm if there is a bias."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalize x ``[..., head]``."""
+        return rms_norm(x, self.weight) if self.bias is None else layer_norm(x, self.weight, self.bias)
+
+
+def attention(
+    qkv: Tensor,
+    heads: int,
+    query_norm: HeadNorm | None,
+    key_norm: HeadNorm | None,
+    rope: tuple[Tensor, Tensor] | None,
+    float32: bool = False,
+) -> Tensor:
+    """softmax(q kᵀ / √head) v, ``[B, T, heads · head]``, from ``qkv`` ``[B, T, 3 · heads · head]``.
+
+    Args:
+        qkv: output of the linear layer of queries, keys and values.
+        heads: number of heads.
+        query_norm: norm of every query; None for no norm.
+        key_norm: norm of every key; None for no norm.
+        rope: tables (cos, sin) that rotate queries and keys after their norms; None for no rotation.
+        float32: round nothing to 16 bits between q, k, v and the result, nor between their gradients. The
+            kernel then has errors of about 2⁻¹⁷.
+    """
+    if rope is not None and _is_rms(query_norm) and _is_rms(key_norm) and supports_attention(qkv, heads):
+        assert query_norm is not None
+        assert key_norm is not None
+        return fused_attention(qkv, query_norm.weight, key_norm.weight, *rope, heads, float32)
+    q, k, v = qkv.unflatten(-1, (3, heads, -1)).transpose(1, 3).unbind(2)
+    q, k = q if query_norm is None else query_norm(q), k if key_norm is None else key_norm(k)
+    if rope is not None:
+        q, k = rotate(q, *rope), rotate(k, *rope)
+    if float32:
+        with torch.autocast(v.device.type, enabled=False):
+            mixed = F.scaled_dot_product_attention(q.float(), k.float(), v.float()).to(v.dtype)
+    else:
+        mixed = F.scaled_dot_product_attention(q, k, v)
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def _is_rms(norm: HeadNorm | None) -> bool:
+    return norm is not None and norm.bias is None
+
+
 def supports_attention(qkv: Tensor, heads: int) -> bool:
-    """Whether :func:`attention` takes this output ``[B, T, 3 · heads · head]`` of a linear layer: 16-bit
-    numbers, T up to 512, heads of 32, 64 or 128, keys and values of one that fit the memory of a Hopper GPU's
-    multiprocessor beside a block of queries.
+    """Return True if the kernels take ``qkv`` ``[B, T, 3 · heads · head]``.
+
+    They take 16-bit dtypes, T up to 512 and heads of 32, 64 or 128, if the keys and values of a head and a
+    block of queries fit the shared memory of a Hopper multiprocessor.
     """
     tokens, width = qkv.shape[-2:]
     head = width // (3 * heads)
     return (
         supports(qkv)
-        and qkv.dtype in TYPES
+        and qkv.dtype in DTYPES
         and qkv.ndim == 3
-        and tokens <= MOST_TOKENS
+        and tokens <= MAX_TOKENS
         and head in HEAD_SIZES
-        and (4 * tokens + 2 * FORWARD["BQ"]) * head <= MOST_KEPT
-        and _keeps_operands(qkv.device)
+        and (4 * tokens + 2 * FORWARD["BQ"]) * head <= MAX_SHARED
+        and _is_hopper(qkv.device)
     )
 
 
-def attention(
+def _is_hopper(device: torch.device) -> bool:
+    """Return True if tensor cores read operands from shared memory; elsewhere keys and values would fill the
+    registers.
+    """
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9
+
+
+# Evaluated once while torch.compile traces, see ``dispatch.has_kernels_constant``.
+_is_hopper._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def fused_attention(
     qkv: Tensor,
     query_weight: Tensor,
     key_weight: Tensor,
     cos: Tensor,
     sin: Tensor,
     heads: int,
-    bias: Tensor | None = None,
     float32: bool = False,
 ) -> Tensor:
-    """softmax(q kᵀ / √head) v, ``[B, T, heads · head]``, with q and k as ``qk_norm_rope`` gives them.
-
-    ``bias`` ``[3 · heads · head]`` has no part in it, as ``qkv`` has it: its gradient is the sum of that of
-    ``qkv``. With ``float32`` nothing is rounded to 16 bits between q, k, v and the result, or between the
-    gradients of the result and of q, k, v: errors there are about 2⁻¹⁷.
-    """
-    out: Tensor
-    if _wants_gradient(qkv, query_weight, key_weight, bias):
-        inputs = qkv, query_weight, key_weight, cos, sin, heads, bias, float32
-        out = _Attention.apply(*inputs)  # type: ignore[no-untyped-call]
-    else:
-        out, *_ = _attend(qkv, query_weight, key_weight, cos, sin, heads, float32, False)
+    """:func:`attention` by the kernels, with the weights of two RMSNorms."""
+    inputs = qkv, query_weight, key_weight, cos, sin, heads, float32
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (qkv, query_weight, key_weight)):
+        return _Attention.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
+    out: Tensor = _attend(*inputs, False)[0]
     return out
-
-
-def _wants_gradient(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-
-
-def _keeps_operands(device: torch.device) -> bool:
-    """Whether products read their operands from shared memory (Hopper); elsewhere keys and values would fill
-    the registers.
-    """
-    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9
-
-
-_keeps_operands._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see dispatch
 
 
 class _Attention(torch.autograd.Function):
@@ -101,27 +141,24 @@ class _Attention(torch.autograd.Function):
         cos: Tensor,
         sin: Tensor,
         heads: int,
-        bias: Tensor | None,
         float32: bool,
     ) -> Tensor:
         out: Tensor
-        out, left, sums = _attend(qkv, query_weight, key_weight, cos, sin, heads, float32, True)
-        ctx.save_for_backward(out, left, sums, qkv, query_weight, key_weight, cos, sin, bias)
+        out, residue, log_sums = _attend(qkv, query_weight, key_weight, cos, sin, heads, float32, True)
+        ctx.save_for_backward(out, residue, log_sums, qkv, query_weight, key_weight, cos, sin)
         return out
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        *saved, bias = ctx.saved_tensors
-        query_weight, key_weight = saved[4:6]
-        by_qkv, weights, sums = _attend_back(*gradients, *saved)
-        query, key = weights.unbind()
-        by_bias = None if bias is None else sums.to(bias.dtype)
-        weights = query.to(query_weight.dtype), key.to(key_weight.dtype)
-        return by_qkv, *weights, None, None, None, by_bias, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query_weight, key_weight = ctx.saved_tensors[4:6]
+        grad_qkv, grad_weights = _attend_backward(grad, *ctx.saved_tensors)
+        grad_query, grad_key = grad_weights.unbind()
+        weights = grad_query.to(query_weight.dtype), grad_key.to(key_weight.dtype)
+        return grad_qkv, *weights, None, None, None, None
 
 
-def _rest(tokens: int, block: int) -> int:
-    """The last of blocks that the tokens do not fill: a product has 16 rows or columns at least."""
+def _last_tile(tokens: int, block: int) -> int:
+    """Return the size of the last, partial tile, 0 if there is none. Tensor cores need at least 16 rows."""
     rest = tokens % block
     return max(16, power_of_two(rest)) if rest else 0
 
@@ -135,10 +172,10 @@ def _attend(
     sin: Tensor,
     heads: int,
     float32: bool,
-    with_sums: bool,
+    for_backward: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The result; and for gradients what rounding took away of it, in float32, and log₂ Σ 2^(score log₂ e) of
-    each query, ``[B, heads, T]``; else ``[0]``.
+    """Return the result and, for the backward pass, what rounding it lost (with ``float32``) and
+    log₂ Σ 2^(score log₂ e) per query, ``[B, heads, T]``; empty tensors otherwise.
     """
     from driftgen.ops.attention_triton import attention_forward_kernel
 
@@ -147,25 +184,28 @@ def _attend(
     )
     batch, tokens, width = qkv.shape
     head = width // (3 * heads)
-    out, left, sums = _made(qkv, heads, float32, with_sums)
-    # float16 ends at 65504: there the largest score has to be known.
+    out, residue, log_sums = _empty_outputs(qkv, heads, float32, for_backward)
+    # float16 overflows at 65504: its kernel always subtracts the largest score.
     bounded = qkv.dtype == torch.bfloat16
-    build = FORWARD if bounded and head <= 64 else {**FORWARD, "maxnreg": None}
+    options = FORWARD if bounded and head <= 64 else {**FORWARD, "maxnreg": None}
     with torch.cuda.device_of(qkv):
         attention_forward_kernel[(batch * heads,)](
-            qkv, query_weight, key_weight, cos, sin, out, left, sums, math.log2(math.e) / math.sqrt(head),
-            TOKENS=tokens, HEADS=heads, HALF=head // 2, REST=_rest(tokens, FORWARD["BK"]), SUMS=with_sums,
-            FLOAT32=float32, BOUNDED=bounded, num_stages=1, **build,
+            qkv, query_weight, key_weight, cos, sin, out, residue, log_sums,
+            math.log2(math.e) / math.sqrt(head),
+            TOKENS=tokens, HEADS=heads, HALF=head // 2, REST=_last_tile(tokens, FORWARD["BK"]),
+            SUMS=for_backward, FLOAT32=float32, BOUNDED=bounded, num_stages=1, **options,
         )  # fmt: skip
-    return out, left, sums
+    return out, residue, log_sums
 
 
-def _made(qkv: Tensor, heads: int, float32: bool, with_sums: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _empty_outputs(
+    qkv: Tensor, heads: int, float32: bool, for_backward: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     batch, tokens, width = qkv.shape
     out = qkv.new_empty(batch, tokens, width // 3)
-    left = qkv.new_empty(out.shape if float32 and with_sums else (0,))
-    sums = qkv.new_empty((batch, heads, tokens) if with_sums else (0,), dtype=torch.float32)
-    return out, left, sums
+    residue = qkv.new_empty(out.shape if float32 and for_backward else (0,))
+    log_sums = qkv.new_empty((batch, heads, tokens) if for_backward else (0,), dtype=torch.float32)
+    return out, residue, log_sums
 
 
 @_attend.register_fake
@@ -177,61 +217,62 @@ def _(
     sin: Tensor,
     heads: int,
     float32: bool,
-    with_sums: bool,
+    for_backward: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _made(qkv, heads, float32, with_sums)
+    return _empty_outputs(qkv, heads, float32, for_backward)
 
 
 @torch.library.custom_op("driftgen::attention_backward", mutates_args=())
-def _attend_back(
+def _attend_backward(
     grad: Tensor,
     out: Tensor,
-    left: Tensor,
-    sums: Tensor,
+    residue: Tensor,
+    log_sums: Tensor,
     qkv: Tensor,
     query_weight: Tensor,
     key_weight: Tensor,
     cos: Tensor,
     sin: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradient of ``qkv``, those of the two weights, ``[2, head]``, and the sums of the first over all
-    tokens, ``[3 · heads · head]``; in float32 where the result has something left of its rounding.
-    """
-    from driftgen.ops.attention_triton import attention_backward_kernel
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of ``qkv`` and of the two weights, ``[2, head]`` in float32.
 
-    grad, out, left, sums, qkv, query_weight, key_weight, cos, sin = (
-        t.contiguous() for t in (grad, out, left, sums, qkv, query_weight, key_weight, cos, sin)
+    Nothing is rounded to 16 bits on the way if ``residue`` is not empty.
+    """
+    from driftgen.ops.attention_backward_triton import attention_backward_kernel
+
+    grad, out, residue, log_sums, qkv, query_weight, key_weight, cos, sin = (
+        t.contiguous() for t in (grad, out, residue, log_sums, qkv, query_weight, key_weight, cos, sin)
     )
     batch, tokens, width = qkv.shape
-    heads = sums.shape[1]
+    heads = log_sums.shape[1]
     head = width // (3 * heads)
-    grad_qkv, turned = qkv.new_empty(qkv.shape), out.new_empty(out.shape)
-    inner = sums.new_empty(sums.shape)
-    shares = sums.new_empty(batch, 5, heads, head)
+    grad_qkv, queries = qkv.new_empty(qkv.shape), out.new_empty(out.shape)
+    products = log_sums.new_empty(log_sums.shape)
+    weight_sums = log_sums.new_empty(batch, 2, heads, head)
     factor = 1 / math.sqrt(head)
     lanes = min(BACKWARD["ROWS"], 32 * BACKWARD["num_warps"] * VECTOR // (head // 2))
     with torch.cuda.device_of(qkv):
         attention_backward_kernel[(batch * heads,)](
-            grad, out, left, sums, qkv, query_weight, key_weight, cos, sin, grad_qkv, turned, inner, shares,
-            math.log2(math.e) * factor, factor, TOKENS=tokens, HEADS=heads, HALF=head // 2, LANES=lanes,
-            KEY_REST=_rest(tokens, BACKWARD["BK"]), QUERY_REST=_rest(tokens, BACKWARD["BQ"]),
-            FLOAT32=left.numel() > 0, num_stages=1, **BACKWARD,
+            grad, out, residue, log_sums, qkv, query_weight, key_weight, cos, sin, grad_qkv, queries,
+            products, weight_sums, math.log2(math.e) * factor, factor,
+            TOKENS=tokens, HEADS=heads, HALF=head // 2, LANES=lanes,
+            KEY_REST=_last_tile(tokens, BACKWARD["BK"]), QUERY_REST=_last_tile(tokens, BACKWARD["BQ"]),
+            FLOAT32=residue.numel() > 0, num_stages=1, **BACKWARD,
         )  # fmt: skip
-    return grad_qkv, shares[:, :2].sum((0, 2)), shares[:, 2:].sum(0).flatten()
+    return grad_qkv, weight_sums.sum((0, 2))
 
 
-@_attend_back.register_fake
+@_attend_backward.register_fake
 def _(
     grad: Tensor,
     out: Tensor,
-    left: Tensor,
-    sums: Tensor,
+    residue: Tensor,
+    log_sums: Tensor,
     qkv: Tensor,
     query_weight: Tensor,
     key_weight: Tensor,
     cos: Tensor,
     sin: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    width = qkv.shape[2]
-    weights = sums.new_empty(2, width // (3 * sums.shape[1]))
-    return qkv.new_empty(qkv.shape), weights, sums.new_empty(width)
+) -> tuple[Tensor, Tensor]:
+    grad_weights = log_sums.new_empty(2, qkv.shape[2] // (3 * log_sums.shape[1]))
+    return qkv.new_empty(qkv.shape), grad_weights

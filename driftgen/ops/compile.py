@@ -1,4 +1,4 @@
-"""Networks compiled piece by piece: what a network repeats is compiled once, not once for each repetition."""
+"""Compile networks part by part, so that a repeated block is compiled once and not once per repetition."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from torch import nn
 
 __all__ = ["compile_blocks", "compile_parts", "to_channels_last"]
 
-# Compiled forms of one piece of code, by shape and type: more than this, and PyTorch would silently stop
-# compiling.
-MOST_FORMS = 64
+# Recompilations of one function for other shapes and dtypes, beyond which PyTorch silently stops compiling.
+RECOMPILE_LIMIT = 64
 
 
 def compile_blocks(network: nn.Module, *kinds: type[nn.Module]) -> None:
-    """Compiles every module of these kinds in place, the outermost ones; names and weights stay.
+    """Compile the outermost modules of these classes in place; names and weights stay the same.
 
-    For the sizes they get: blocks of other widths are no reason to compile for any size, which takes longer
-    and gives slower code. ``copy.deepcopy`` (such as that of averaged weights) gives plain modules.
+    Shapes are static: compiling blocks of several widths for dynamic shapes would take longer and run slower.
+    ``copy.deepcopy``, as for an EMA, returns modules that are not compiled.
     """
     for child in network.children():
         if isinstance(child, kinds):
@@ -28,15 +27,15 @@ def compile_blocks(network: nn.Module, *kinds: type[nn.Module]) -> None:
 
 
 def compile_parts(network: nn.Module) -> None:
-    """Compiles a network in place: by its own ``compile_parts`` if it has one, else as a whole."""
+    """Compile a network in place: by its own ``compile_parts`` method if it has one, else as a whole."""
     limit = torch._dynamo.config
-    limit.recompile_limit = max(limit.recompile_limit, MOST_FORMS)
-    # What one kernel makes of saved tensors is made again in the backward pass, even if a product wants it
-    # written: silu(gate) · value takes a seventh of a DiT block's activations, and 1% of its time.
+    limit.recompile_limit = max(limit.recompile_limit, RECOMPILE_LIMIT)
+    # Recompute cheap elementwise results in the backward pass even if a matrix product reads them: they are a
+    # large part of a block's activations.
     torch._functorch.config.ban_recompute_materialized_backward = False
-    # Off on the way back, as without a compiler: else gates would get the gradients of 16-bit products.
+    # No autocast in the backward pass, as without a compiler: gates would get 16-bit gradients.
     torch._functorch.config.backward_pass_autocast = "off"
-    # What is in float32 here is so on purpose.
+    # Products that are left in float32 need its precision.
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
     own = getattr(network, "compile_parts", None)
     if callable(own):
@@ -46,5 +45,5 @@ def compile_parts(network: nn.Module) -> None:
 
 
 def to_channels_last(network: nn.Module) -> None:
-    """Lays weights out as compiled convolutions on a GPU are fastest with; the numbers stay."""
+    """Convert the weights to channels-last memory format, the fastest for compiled convolutions on a GPU."""
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -1,5 +1,4 @@
-"""Fast calls of a network: compiled for the sizes it gets, and recorded as CUDA graphs, in which hundreds of
-launches become one."""
+"""Capture calls as CUDA graphs, which replay hundreds of kernel launches as one."""
 
 from __future__ import annotations
 
@@ -23,43 +22,41 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-# Compiled forms of one piece of code, one for each size of each layer; past it PyTorch would not compile.
-MOST_FORMS = 256
+# Recompilations of one function, one per shape of each layer, beyond which PyTorch stops compiling.
+RECOMPILE_LIMIT = 256
 
 
 def check_compiler(device: torch.device) -> None:
-    """A RuntimeError where PyTorch finds no compiler; at the first compiled call it would tell of a page of
-    its own code as well.
-    """
-    if device.type == "cpu":  # for GPUs Triton looks for one, and says so shortly
+    """Raise RuntimeError if PyTorch finds no C++ compiler, instead of a long traceback at the first call."""
+    if device.type == "cpu":  # for GPUs Triton looks for a compiler and has a short message
         from torch._inductor.cpp_builder import get_cpp_compiler
 
         get_cpp_compiler()
 
 
 def static_shapes() -> AbstractContextManager[Any]:
-    """What is compiled here is compiled for the sizes it gets: one form for all of them would be slower."""
+    """Compile for static shapes inside this context: code for dynamic shapes would be slower."""
     patch: AbstractContextManager[Any] = torch._dynamo.config.patch(
-        automatic_dynamic_shapes=False, recompile_limit=MOST_FORMS
+        automatic_dynamic_shapes=False, recompile_limit=RECOMPILE_LIMIT
     )
     return patch
 
 
 class CaptureError(InputError):
-    """Something cannot be a CUDA graph."""
+    """A call cannot be captured as a CUDA graph."""
 
 
 class SynchronizationError(CaptureError):
-    """As it waits for the GPU, such as for a number to look at. Found out before: nothing has happened."""
+    """A call synchronizes with the GPU, for example to read a value. Raised before the capture starts."""
 
 
 def capture(
     function: Callable[[], T], stream: torch.cuda.Stream | None = None, pool: Any = None
 ) -> tuple[torch.cuda.CUDAGraph, T]:
-    """A call as a CUDA graph, and what the call gave: tensors that every replay fills anew.
+    """Capture a call as a CUDA graph; return the graph and the output, whose tensors every replay overwrites.
 
-    It runs three times before: what is compiled or set up at a first call must not be recorded, and a call
-    that waits for the GPU is found out. Graphs that share a pool of memory are recorded on one stream.
+    The function runs three times before the capture: to compile and initialize outside of it, and to check
+    that it does not synchronize. Graphs that share a memory pool must be captured on one stream.
     """
     stream = stream or torch.cuda.Stream()
     current, graph = torch.cuda.current_stream(stream.device), torch.cuda.CUDAGraph()
@@ -68,7 +65,7 @@ def capture(
         with torch.cuda.stream(stream):
             for _ in range(2):
                 function()
-            _check_waits(function)
+            _check_synchronization(function)
             try:
                 with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                     output = function()
@@ -76,18 +73,19 @@ def capture(
                 raise
             except RuntimeError as error:
                 why = next(iter(str(error).splitlines()), type(error).__name__)
-                raise CaptureError(f"it cannot be recorded as a CUDA graph: {why}") from None
+                raise CaptureError(f"the CUDA graph cannot be captured: {why}") from None
     finally:
         current.wait_stream(stream)
     return graph, output
 
 
-def _check_waits(function: Callable[[], Any]) -> None:
-    """A call in which PyTorch reports what it waits for. Found only while recording, it would leave random
-    numbers and memory in a state that nothing can go on from.
+def _check_synchronization(function: Callable[[], Any]) -> None:
+    """Call the function once and raise SynchronizationError if it waits for the GPU.
+
+    During a capture, the error would leave RNG state and memory pools unusable.
     """
     before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():  # it calls itself a prototype, which does not find everything
+    with warnings.catch_warnings():  # PyTorch warns that this mode is a prototype
         warnings.simplefilter("ignore", UserWarning)
         torch.cuda.set_sync_debug_mode("error")
     try:
@@ -95,13 +93,13 @@ def _check_waits(function: Callable[[], Any]) -> None:
     except RuntimeError as error:
         if "synchronizing" not in str(error):
             raise
-        raise SynchronizationError("it waits for the GPU, which a CUDA graph cannot") from None
+        raise SynchronizationError("the call waits for the GPU, which a CUDA graph cannot do") from None
     finally:
         torch.cuda.set_sync_debug_mode(before)
 
 
 class CapturedGraph(NamedTuple):
-    """A graph, where it reads and where it writes."""
+    """A graph with its static input and output tensors."""
 
     graph: torch.cuda.CUDAGraph
     inputs: list[Tensor]
@@ -109,20 +107,20 @@ class CapturedGraph(NamedTuple):
 
 
 class GraphedFunction:
-    """A function of tensors on a GPU, without gradient: recorded when it first gets inputs of some sizes, and
-    replayed after.
+    """A function of CUDA tensors without gradients, captured once for each set of input shapes and replayed.
 
-    Inputs are copied to where the recording reads them, and the result is the caller's own. Random numbers
-    that the function draws from PyTorch's own generator are new in each replay. The weights it reads must
-    stay where they are; :meth:`forget` if they move.
+    Inputs are copied to static tensors, and the result is a copy. Each replay draws new random numbers from
+    PyTorch's default generator. The weights that the function reads must keep their addresses: call
+    :meth:`forget` when they move.
 
     Args:
-        function: has no inputs but its arguments, and does not look at their numbers.
-        most: recordings that are kept, those used last. They share their memory, as no two run at once.
+        function: depends on nothing but its arguments, and does not read their values on the host.
+        max_graphs: number of graphs to keep, the most recently used. They share one memory pool, since no two
+            run at once.
     """
 
-    def __init__(self, function: Callable[..., Tensor], most: int = 4) -> None:
-        self.function, self.most = function, most
+    def __init__(self, function: Callable[..., Tensor], max_graphs: int = 4) -> None:
+        self.function, self.max_graphs = function, max_graphs
         self.captured: dict[tuple[Any, ...], CapturedGraph] = {}
         self.stream: torch.cuda.Stream | None = None
         self.pool: Any = None
@@ -130,30 +128,30 @@ class GraphedFunction:
     @torch.inference_mode()
     def __call__(self, *inputs: Tensor) -> Tensor:
         key = tuple((x.shape, x.dtype, x.device) for x in inputs)
-        found = self.captured.pop(key, None) or self._capture(inputs)
-        self.captured[key] = found  # the last is the one used last
-        for static, x in zip(found.inputs, inputs, strict=True):
+        captured = self.captured.pop(key, None) or self._capture(inputs)
+        self.captured[key] = captured  # moves it to the end: the most recently used
+        for static, x in zip(captured.inputs, inputs, strict=True):
             static.copy_(x)
-        found.graph.replay()
-        return found.output.clone()
+        captured.graph.replay()
+        return captured.output.clone()
 
     def forget(self) -> None:
-        """Drops all recordings."""
+        """Drop all captured graphs."""
         self.captured.clear()
         self.stream = None
 
     def _capture(self, inputs: tuple[Tensor, ...]) -> CapturedGraph:
-        while len(self.captured) >= self.most:
+        while len(self.captured) >= self.max_graphs:
             del self.captured[next(iter(self.captured))]
         device = inputs[0].device if inputs else torch.device("cuda", torch.cuda.current_device())
         if self.stream is None or self.stream.device != device:
             self.captured.clear()
             self.stream = torch.cuda.Stream(device)
         if not self.captured:
-            self.pool = torch.cuda.graph_pool_handle()  # one that no graph uses any more is gone
+            self.pool = torch.cuda.graph_pool_handle()  # a pool is freed with its last graph
         static = [x.clone() for x in inputs]
         try:
-            # On the stream of the others, or their memory could not be shared.
+            # On the stream of the other graphs, which is required to share their memory.
             graph, output = capture(lambda: self.function(*static), self.stream, self.pool)
         except CaptureError as error:
             raise InputError(f"the generator: {error}") from None

@@ -1,4 +1,4 @@
-"""Where GPU kernels of our own (Triton) are used; PyTorch does the same work everywhere else."""
+"""Decide where the Triton kernels of this package run; PyTorch computes the same everywhere else."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 __all__ = [
+    "DTYPES",
     "VECTOR",
-    "contiguous_rows",
+    "device_guard",
+    "has_hooks",
     "has_kernels",
     "is_capturing",
     "is_current",
-    "is_plain",
-    "linear_and_bias",
-    "on",
+    "is_tracing",
     "power_of_two",
     "supports",
+    "unit_stride",
     "without_kernels",
 ]
 
 DEVICES = {"cuda"}
-TYPES = (torch.float32, torch.bfloat16, torch.float16)
-VECTOR = 8  # numbers of a thread side by side: 16 bytes of a 16-bit type
-LEAST_CAPABILITY = (8, 0)  # the first with tensor cores for bfloat16
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+VECTOR = 8  # elements per thread and load: 16 bytes of a 16-bit dtype
+MIN_CAPABILITY = (8, 0)  # the first with bfloat16 tensor cores
 
 
 def has_kernels(device: torch.device) -> bool:
-    """Whether kernels of our own run on this device."""
+    """Return True if the Triton kernels of this package run on ``device``."""
     return device.type in DEVICES and _can_run(device)
 
 
@@ -41,12 +42,12 @@ def has_kernels(device: torch.device) -> bool:
 def _can_run(device: torch.device) -> bool:
     if find_spec("triton") is None:
         return False
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
 
 
 @contextmanager
 def without_kernels() -> Iterator[None]:
-    """PyTorch alone, on any device: the reference that kernels are compared with."""
+    """Use plain PyTorch on every device inside this context, as the reference for the kernels."""
     global DEVICES
     devices = DEVICES
     DEVICES = set()
@@ -56,67 +57,58 @@ def without_kernels() -> Iterator[None]:
         DEVICES = devices
 
 
-def on(device: torch.device) -> AbstractContextManager[Any]:
-    """Where a kernel is launched: entered only if it is another device than the present one, as that takes as
-    long as a launch.
+def device_guard(device: torch.device) -> AbstractContextManager[Any]:
+    """Make ``device`` the current CUDA device inside this context.
+
+    Does nothing if it already is: switching devices takes the host as long as a launch.
     """
     return nullcontext() if is_current(device) else torch.cuda.device(device)
 
 
 def is_current(device: torch.device) -> bool:
-    """Whether kernels are launched there as it is."""
+    """Return True if kernels are launched on ``device`` without switching devices."""
     return device.type != "cuda" or device.index in (None, torch.cuda.current_device())
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether what is launched now becomes part of a CUDA graph."""
+    """Return True if the current stream of ``device`` is capturing a CUDA graph."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
+def is_tracing() -> bool:
+    """Return True if tensors may be fake, so that their values must be neither read nor cached."""
+    return torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None
+
+
 def power_of_two(n: int) -> int:
-    """The least power of two that is no less: tiles come in no other sizes."""
+    """Round n up to a power of two, as the sizes of Triton's tiles must be."""
     return 1 << (n - 1).bit_length()
 
 
 def supports(x: Tensor) -> bool:
-    """Whether kernels of our own run on the device of this tensor, and take its numbers."""
-    # The first half is there for the compiler, which compiles again when it changes.
-    return x.device.type in DEVICES and x.dtype in TYPES and _ask(x.device)
+    """Return True if the Triton kernels of this package run on the device of x and take its dtype."""
+    # torch.compile guards on the first condition and recompiles when it changes.
+    return x.device.type in DEVICES and x.dtype in DTYPES and has_kernels_constant(x.device)
 
 
-def _ask(device: torch.device) -> bool:
+def has_kernels_constant(device: torch.device) -> bool:
+    """:func:`has_kernels`, evaluated once while ``torch.compile`` traces a function."""
     return has_kernels(device)
 
 
-# The compiler is to ask, not to look inside. ``torch.compiler.assume_constant_result`` says so too, but loads
-# the whole compiler, and Triton with it, as soon as this module is imported.
-_ask._dynamo_marked_constant = True  # type: ignore[attr-defined]
+# ``torch.compiler.assume_constant_result`` sets the same flag, but imports the whole compiler, and Triton
+# with it, as soon as this module is imported.
+has_kernels_constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def linear_and_bias(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """W x + b, and b where its gradient is still owed: W x + b was computed with b as a constant.
-
-    The gradient of b is the sum of that of W x + b over all rows, for which PyTorch reads it once more. The
-    operator that makes the gradient of W x + b sums it on the way, if it is given b. Layers other than
-    ``nn.Linear`` owe nothing, nor does one with hooks, or whose bias is not trained.
-    """
-    if type(layer) is nn.Linear and is_plain(layer) and layer.bias is not None:
-        bias = layer.bias
-        if torch.is_grad_enabled() and bias.requires_grad:
-            return F.linear(x, layer.weight, bias.detach()), bias
-    return layer(x), None
-
-
-def is_plain(*modules: nn.Module) -> bool:
-    """Whether no hooks wait for a call of these modules: what they do may then be done without one."""
-    return not any(
+def has_hooks(*modules: nn.Module) -> bool:
+    """Return True if a call of one of these modules runs hooks, so that no kernel may replace the call."""
+    return any(
         m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
         for m in modules
     )
 
 
-def contiguous_rows(modulation: Tensor) -> Tensor:
-    """Scale, shift or gate with the numbers of a sample beside each other; samples may lie apart, as parts of
-    one layer's output do.
-    """
-    return modulation if modulation.stride(-1) == 1 else modulation.contiguous()
+def unit_stride(x: Tensor) -> Tensor:
+    """Return x with stride 1 in its last dimension; a slice of a wider layer's output is not copied."""
+    return x if x.stride(-1) == 1 else x.contiguous()

@@ -1,7 +1,5 @@
 # mypy: ignore-errors
-"""What sampling does between the products of a feed-forward layer, without gradients: a gated activation in
-8-bit numbers.
-"""
+"""The SwiGLU kernel of ``driftgen.ops.fp8_activations``: silu(gate) · value, quantized to float8."""
 
 from __future__ import annotations
 
@@ -11,16 +9,16 @@ import triton.language as tl
 __all__ = ["swiglu_kernel"]
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-LARGEST = tl.constexpr(448.0)  # of float8e4nv
+FP8_MAX = tl.constexpr(448.0)  # largest finite float8e4nv
 
 
 @triton.jit
 def swiglu_kernel(
-    both, eights, scales, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
+    both, quantized, scales, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
     """y = silu(gate) · value from ``both`` ``[rows, 2 · WIDTH]``, s = max |y| / 448 of each row, q = y / s.
 
-    A program holds whole rows, so that they are read once. Rounded where PyTorch rounds.
+    A program holds whole rows and reads them once. It rounds where PyTorch rounds.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
@@ -29,12 +27,12 @@ def swiglu_kernel(
     at = both + row * (2 * WIDTH) + column
     gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     value = tl.load(at + WIDTH, mask=inside, other=0.0).to(tl.float32)
-    # g / (1 + e⁻ᵍ) without the checks of a division; where e⁻ᵍ is infinite it gives zero.
+    # g / (1 + e⁻ᵍ) without the special cases of a division; an infinite e⁻ᵍ gives zero.
     inverse = tl.rsqrt(1.0 + tl.exp2(gate * -LOG2_E))
     silu = (gate * inverse * inverse).to(kind).to(tl.float32)
     y = (silu * value).to(kind).to(tl.float32)
-    # A row of zeros has to stay one.
-    scale = tl.maximum(tl.max(tl.abs(y), axis=1)[:, None], 1e-12) * (1.0 / LARGEST)
-    q = (y * tl.div_rn(1.0, scale)).to(eights.dtype.element_ty)
-    tl.store(eights + row * WIDTH + column, q, mask=inside)
+    # The lower bound keeps a row of zeros zero.
+    scale = tl.maximum(tl.max(tl.abs(y), axis=1)[:, None], 1e-12) * (1.0 / FP8_MAX)
+    q = (y * tl.div_rn(1.0, scale)).to(quantized.dtype.element_ty)
+    tl.store(quantized + row * WIDTH + column, q, mask=inside)
     tl.store(scales + row, scale, mask=row < rows)

@@ -1,5 +1,7 @@
-"""Group normalisation with what follows it in a residual network, as one operation on a GPU: its kernels, and
-which maps they cover. PyTorch does the same for all others."""
+"""Group norm with frozen weights, an optional addition and ReLU, as in the residual blocks of an encoder.
+
+Triton kernels compute it where they apply, see :func:`supports_group_norm`, and PyTorch elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -11,37 +13,33 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from driftgen.ops.dispatch import has_kernels, power_of_two
+from driftgen.ops.dispatch import DTYPES, has_kernels, power_of_two
 from driftgen.ops.launch import Launch
 
 __all__ = ["group_norm", "supports_group_norm"]
 
-TYPES = (torch.float32, torch.bfloat16, torch.float16)
-NUMBERS_OF_A_WARP = 2**10
-LEAST_NUMBERS = 2**10
-# Channels side by side: with 16 bits a whole line of memory, half of it, and the least that is read.
+ELEMENTS_PER_WARP = 2**10
+MIN_ELEMENTS = 2**10  # of a program
+# A program holds all locations of its groups in registers. It takes fewer channels until it has at most this
+# many elements, so that several programs fit a multiprocessor, or until its channels are a 64-byte piece of
+# 16-bit memory; large maps take half of that.
+MAX_ELEMENTS = 2**13
+MAX_RESIDENT = 2**16  # elements of a program that still fit its registers
+# Adjacent channels: with 16 bits a whole cache line, half of one, and the least that memory transfers.
 LINE, PIECE, SECTOR = 64, 32, 16
-# Numbers of a program that holds them in registers. More would leave room for one program only on each
-# multiprocessor, which then waits for memory and computes by turns. Instead a few are read at a time, and all
-# of them twice: on an H200 with 512 maps of 256 x 32 x 32, forward 0.21 instead of 0.30 ms and backward 0.33
-# instead of 0.49, with a sum 0.27 instead of 0.37 and 0.46 instead of 0.94 (``benchmarks/tune.py``).
-MOST_ONCE = 2**13
-# Then programs of so many warps and channels, if there are programs enough, and how often their numbers, one
-# load of 16 bytes for each thread and 16-bit map, are under way. With 3 of them under way forward 0.26, with
-# 128 channels 0.27, with 8 warps 0.27 ms.
-WARPS, MOST_CHANNELS, PROGRAMS, STAGES = 4, 256, 512, 6
-NUMBERS_AT_A_TIME = 2**8  # of a warp
 
 
 def group_norm(
     x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float, other: Tensor | None, relu: bool
 ) -> Tensor:
-    """y = (x − m) / √(v + ε) · weight + bias, plus ``other``, no less than 0 if ``relu``; m and v are mean
-    and variance over the locations and channels of each of the groups, in float32. y has the type of x.
+    """y = (x − m) / √(v + ε) · weight + bias, plus ``other``, with ReLU if ``relu``.
+
+    m and v are mean and variance over the locations and channels of each group, in float32. y has the dtype
+    of x.
     """
     if supports_group_norm(x, groups, weight, bias, other):
-        found: Tensor = _GroupNorm.apply(x, groups, weight, bias, eps, other, relu)  # type: ignore[no-untyped-call]
-        return found
+        inputs = x, groups, weight, bias, eps, other, relu
+        return _GroupNorm.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
     wide = torch.promote_types(x.dtype, torch.float32)
     y = F.group_norm(x.to(wide), groups, weight.to(wide), bias.to(wide), eps).to(x.dtype)
     if other is not None:
@@ -50,10 +48,12 @@ def group_norm(
 
 
 def supports_group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, other: Tensor | None) -> bool:
-    """Whether the kernels do this map: dense channels-last, a 16- or 32-bit type, groups of a power of two of
-    channels, and weights that are not trained.
+    """Return True if the kernels take this map.
+
+    It must be dense in channels-last memory format, of a 16- or 32-bit dtype, with groups of a power of two
+    of channels that fit the registers, and with weights that need no gradient.
     """
-    if torch.compiler.is_compiling() or x.dtype not in TYPES or not has_kernels(x.device):
+    if torch.compiler.is_compiling() or x.dtype not in DTYPES or not has_kernels(x.device):
         return False
     size, rest = divmod(x.shape[1], groups)
     trained = torch.is_grad_enabled() and (weight.requires_grad or bias.requires_grad)
@@ -62,8 +62,8 @@ def supports_group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, ot
         not trained
         and rest == 0
         and size == power_of_two(size)
-        and x.numel() < len(x) * 2**31
         and x.numel() > 0
+        and power_of_two(x.shape[2] * x.shape[3]) * max(size, SECTOR) <= MAX_RESIDENT
         and _dense(x)
         and alike
     )
@@ -91,9 +91,9 @@ class _GroupNorm(torch.autograd.Function):
         statistics = x.new_empty((len(x), 2, groups), dtype=torch.float32) if needed else None
         launches[0](x, weight, bias, other, y, statistics)
         if needed:
-            # Where nothing was added, y > 0 is found from x again.
-            kept = y if relu and other is not None else None
-            ctx.save_for_backward(x, weight, bias, kept, statistics)
+            # Without an addition, the backward kernel recomputes y > 0 from x.
+            output = y if relu and other is not None else None
+            ctx.save_for_backward(x, weight, bias, output, statistics)
             ctx.launch, ctx.relu, ctx.other = launches[1], relu, other is not None
         return y
 
@@ -102,40 +102,37 @@ class _GroupNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, y, statistics = ctx.saved_tensors
         grad = grad.contiguous(memory_format=torch.channels_last)
-        # Without ReLU the other summand has the gradient of the sum itself.
-        of_other = torch.empty_like(x) if ctx.other and ctx.relu else None
-        of_x = torch.empty_like(x)
-        ctx.launch(x, weight, bias, y, grad, statistics, of_x, of_other)
-        return of_x, None, None, None, None, (of_other if ctx.relu else grad) if ctx.other else None, None
+        # Without ReLU the gradient of ``other`` is that of the sum.
+        grad_other = torch.empty_like(x) if ctx.other and ctx.relu else None
+        grad_x = torch.empty_like(x)
+        ctx.launch(x, weight, bias, y, grad, statistics, grad_x, grad_other)
+        return grad_x, None, None, None, None, (grad_other if ctx.relu else grad) if ctx.other else None, None
 
 
 @functools.lru_cache(maxsize=512)
 def _launches(
     shape: torch.Size, groups: int, device: torch.device, eps: float, relu: bool
 ) -> tuple[Launch, Launch]:
-    """Of the forward pass and of the other, for maps of this shape."""
+    """Return the forward and backward launch for maps of this shape."""
     from driftgen.ops.group_norm_triton import backward_kernel, forward_kernel
 
     b, c, h, w = shape
-    build = _build(b, c, h * w, c // groups)
-    programs = b * -(-groups // build["GROUPS"])
+    options = _launch_options(c, h * w, c // groups)
+    programs = b * -(-groups // options["GROUPS"])
     return (
-        Launch(forward_kernel, programs, device, eps, RELU=relu, **build),
-        Launch(backward_kernel, programs, device, RELU=relu, **build),
+        Launch(forward_kernel, programs, device, eps, RELU=relu, **options),
+        Launch(backward_kernel, programs, device, RELU=relu, **options),
     )
 
 
-def _build(samples: int, channels: int, locations: int, size: int) -> dict[str, int]:
-    """How the kernels are built for so many maps, with groups of ``size`` channels."""
+def _launch_options(channels: int, locations: int, size: int) -> dict[str, int]:
+    """Return the launch options for maps with groups of ``size`` channels."""
     rows = power_of_two(locations)
-    block = max(size, min(power_of_two(channels), max(LINE, LEAST_NUMBERS // rows)))
-    while rows * block > MOST_ONCE and block > max(size, PIECE):
+    block = max(size, min(power_of_two(channels), max(LINE, MIN_ELEMENTS // rows)))
+    while rows * block > MAX_ELEMENTS and block > max(size, PIECE):
         block //= 2
-    warps, stages = min(32, max(1, rows * block // NUMBERS_OF_A_WARP)), 1
-    if rows * block > MOST_ONCE:
-        block, warps, stages = max(size, min(power_of_two(channels), MOST_CHANNELS)), WARPS, STAGES
-        while samples * channels < PROGRAMS * block and block > max(size, SECTOR):
-            block //= 2
-        rows = max(1, warps * NUMBERS_AT_A_TIME // block)
+    while rows * block > 2 * MAX_ELEMENTS and block > max(size, SECTOR):
+        block //= 2
+    warps = min(32, max(1, rows * block // ELEMENTS_PER_WARP))
     sizes = {"C": channels, "HW": locations, "SIZE": size, "GROUPS": block // size, "ROWS": rows}
-    return {**sizes, "STAGES": stages, "num_warps": warps, "num_stages": 1}
+    return {**sizes, "num_warps": warps, "num_stages": 1}

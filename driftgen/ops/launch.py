@@ -1,4 +1,4 @@
-"""GPU kernels that are launched again and again with the same arguments but for the tensors."""
+"""Repeated launches of a Triton kernel whose arguments, apart from the tensors, never change."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from driftgen.ops.dispatch import is_current, on
+from driftgen.ops.dispatch import device_guard, is_current
 
 __all__ = ["Launch"]
 
-MOST_WORKERS = 8
-ALIGNED = 16  # bytes: Triton compiles for addresses that are a multiple of it, and for those that are not
+MAX_WORKERS = 8
+ALIGNMENT = 16  # bytes: Triton compiles one form for aligned addresses and another for the rest
 
 
 class Launch:
-    """A kernel for so many programs, with all its arguments but the tensors, which come first.
+    """A kernel with its grid size and all arguments except the tensors, which come first.
 
-    With every call Triton looks at all arguments to find what it compiled for them, which takes a host longer
-    than a small kernel takes a GPU. Of arguments that never change, once is enough. Of a tensor only its type
-    and its alignment matter; None stands for one that is not there.
+    Triton inspects all arguments at every call to find the compiled kernel, which takes the host longer than
+    a small kernel takes the GPU. This class looks the compiled kernel up by the dtypes of the tensors, if all
+    are aligned. None stands for an absent tensor.
     """
 
     def __init__(
@@ -33,45 +33,46 @@ class Launch:
         self.kernel, self.programs, self.device = kernel, programs, device
         self.numbers, self.options = numbers, options
         self._compiled: dict[tuple[torch.dtype | None, ...], Callable[..., None]] = {}
-        self._rest: list[Any] = []
-        self._prepared: Future[None] | None = None
+        self._constants: list[Any] = []
+        self._compilation: Future[None] | None = None
 
-    def prepare(self, *types: torch.dtype | None) -> None:
-        """Begins to compile it for tensors of these types, beside other kernels and other work: the larger
-        ones take seconds, of which one after the other a first step has many.
+    def prepare(self, *dtypes: torch.dtype | None) -> None:
+        """Start compiling for tensors of these dtypes in a worker thread.
+
+        Large kernels take seconds to compile, and a first step has many of them.
         """
         from triton.runtime import JITFunction
 
         if isinstance(self.kernel, JITFunction):  # not in Triton's interpreter
-            self._prepared = _workers().submit(self._prepare, types)
+            self._compilation = _workers().submit(self._compile, dtypes)
 
-    def _prepare(self, types: tuple[torch.dtype | None, ...]) -> None:
-        with on(self.device):
-            self.kernel.warmup(*types, *self.numbers, grid=(self.programs,), **self.options)
+    def _compile(self, dtypes: tuple[torch.dtype | None, ...]) -> None:
+        with device_guard(self.device):
+            self.kernel.warmup(*dtypes, *self.numbers, grid=(self.programs,), **self.options)
 
     def __call__(self, *tensors: Tensor | None) -> None:
-        """Launches it on the current stream of its device."""
+        """Launch the kernel on the current stream of its device."""
         addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-        aligned = not [address for address in addresses if address and address % ALIGNED]
-        types = tuple([None if tensor is None else tensor.dtype for tensor in tensors])
-        known = self._compiled.get(types) if aligned else None
-        if known is not None and is_current(self.device):
-            known(*addresses, *self._rest)
+        aligned = not [address for address in addresses if address and address % ALIGNMENT]
+        dtypes = tuple([None if tensor is None else tensor.dtype for tensor in tensors])
+        compiled = self._compiled.get(dtypes) if aligned else None
+        if compiled is not None and is_current(self.device):
+            compiled(*addresses, *self._constants)
             return
-        if self._prepared is not None:
-            wait([self._prepared])  # what went wrong goes wrong again below, where it is seen
-            self._prepared = None
-        with on(self.device):
-            if known is not None:
-                known(*addresses, *self._rest)
+        if self._compilation is not None:
+            wait([self._compilation])  # an error of the compiler occurs again below, where it is raised
+            self._compilation = None
+        with device_guard(self.device):
+            if compiled is not None:
+                compiled(*addresses, *self._constants)
                 return
-            compiled = self.kernel[(self.programs,)](*tensors, *self.numbers, **self.options)
-        if aligned and compiled is not None:  # None in Triton's interpreter
+            kernel = self.kernel[(self.programs,)](*tensors, *self.numbers, **self.options)
+        if aligned and kernel is not None:  # None in Triton's interpreter
             constants = self.kernel.arg_names[len(tensors) + len(self.numbers) :]
-            self._rest = [*self.numbers, *(self.options[name] for name in constants)]
-            self._compiled[types] = compiled[(self.programs, 1, 1)]
+            self._constants = [*self.numbers, *(self.options[name] for name in constants)]
+            self._compiled[dtypes] = kernel[(self.programs, 1, 1)]
 
 
 @functools.cache
 def _workers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(MOST_WORKERS, os.cpu_count() or 1), thread_name_prefix="compile")
+    return ThreadPoolExecutor(min(MAX_WORKERS, os.cpu_count() or 1), thread_name_prefix="compile")

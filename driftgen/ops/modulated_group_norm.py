@@ -1,9 +1,8 @@
-"""A norm over groups of a map's channels with its modulation and SiLU, as GPU kernels with gradients.
+"""Group norm with modulation and SiLU, for the residual blocks of a U-Net.
 
-Plain PyTorch modules compute the same where these kernels do not apply;
-``supports_modulated_group_norm`` decides.
-To ``torch.compile`` each kernel is one operator, where the compiler would make, and try, some
-thirty for each width of a U-Net.
+Triton kernels with gradients compute it where they apply, see :func:`supports_modulated_group_norm`, and
+PyTorch elsewhere. Each kernel is one custom operator to ``torch.compile``, which would otherwise generate and
+tune about thirty kernels for each width of a U-Net.
 """
 
 from __future__ import annotations
@@ -11,26 +10,27 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from driftgen.ops.dispatch import VECTOR, contiguous_rows, power_of_two, supports
+from driftgen.ops.dispatch import VECTOR, power_of_two, supports, unit_stride
+from driftgen.ops.norms import EPSILON
 
 __all__ = ["modulated_group_norm", "supports_modulated_group_norm"]
 
-MOST_CHANNELS = 2048
+MAX_CHANNELS = 2048
 WARPS = 4
-STAGES = 4  # how often the numbers that the threads of a program have at a time are under way
-EPS = 1e-6
+STAGES = 4  # loads in flight
 
 
 def supports_modulated_group_norm(x: Tensor, groups: int) -> bool:
-    """Return True for maps ``[B, C, H, W]`` that are dense channels-last, with C up to 2048 and a multiple of
-    the groups.
+    """Return True if the kernels take x ``[B, C, H, W]``: dense in channels-last memory format, with
+    C ≤ 2048 divisible by ``groups``.
     """
     return (
         supports(x)
         and x.ndim == 4
-        and x.shape[1] <= MOST_CHANNELS
+        and x.shape[1] <= MAX_CHANNELS
         and x.shape[1] % groups == 0
         and x.shape[1] * x.shape[2] * x.shape[3] < 2**31
         and x.is_contiguous(memory_format=torch.channels_last)
@@ -39,13 +39,16 @@ def supports_modulated_group_norm(x: Tensor, groups: int) -> bool:
 
 def modulated_group_norm(x: Tensor, groups: int, scale: Tensor, shift: Tensor) -> Tensor:
     """silu((x − m) / √(v + 1e-6) · (1 + scale) + shift), with m and v over the locations and channels of each
-    group. Scale and shift are ``[B, C]``, in any type, and rounded to that of x.
+    group, in float32. Scale and shift are ``[B, C]`` in any dtype and are rounded to that of x.
     """
-    y: Tensor = _MapNorm.apply(x, groups, scale, shift)  # type: ignore[no-untyped-call]
-    return y
+    if supports_modulated_group_norm(x, groups):
+        return _ModulatedGroupNorm.apply(x, groups, scale, shift)  # type: ignore[no-any-return, no-untyped-call]
+    scale, shift = (part.to(x.dtype)[:, :, None, None] for part in (scale, shift))
+    normed = F.group_norm(x.float(), groups, eps=EPSILON).to(x.dtype)
+    return F.silu(normed * (1 + scale) + shift)
 
 
-class _MapNorm(torch.autograd.Function):
+class _ModulatedGroupNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, groups: int, scale: Tensor, shift: Tensor) -> Tensor:
         y: Tensor
@@ -56,8 +59,8 @@ class _MapNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, shift, statistics = ctx.saved_tensors
-        by_x, sums = _norm_back(grad, x, scale, shift, statistics)
-        return by_x, None, sums[:, 0].to(scale.dtype), sums[:, 1].to(shift.dtype)
+        grad_x, sums = _norm_backward(grad, x, scale, shift, statistics)
+        return grad_x, None, sums[:, 0].to(scale.dtype), sums[:, 1].to(shift.dtype)
 
 
 def _options(x: Tensor, groups: int) -> dict[str, int]:
@@ -68,21 +71,21 @@ def _options(x: Tensor, groups: int) -> dict[str, int]:
     return {**sizes, "BG": power_of_two(groups), "ROWS": rows, "STAGES": STAGES, "num_warps": WARPS}
 
 
-def _map(x: Tensor) -> Tensor:
+def _channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
 @torch.library.custom_op("driftgen::modulated_group_norm", mutates_args=())
 def _norm(x: Tensor, groups: int, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-    """The result, and m and 1 / √(v + 1e-6) of each group, ``[B, 2, groups]``."""
+    """Return the result, and m and 1 / √(v + 1e-6) of each group, ``[B, 2, groups]``."""
     from driftgen.ops.modulated_group_norm_triton import forward_kernel
 
-    x, scale, shift = _map(x), contiguous_rows(scale), contiguous_rows(shift)
+    x, scale, shift = _channels_last(x), unit_stride(scale), unit_stride(shift)
     y = torch.empty_like(x, memory_format=torch.channels_last)
     statistics = x.new_empty(len(x), 2, groups, dtype=torch.float32)
     with torch.cuda.device_of(x):
         forward_kernel[(len(x),)](
-            x, scale, shift, y, statistics, scale.stride(0), shift.stride(0), EPS, **_options(x, groups)
+            x, scale, shift, y, statistics, scale.stride(0), shift.stride(0), EPSILON, **_options(x, groups)
         )
     return y, statistics
 
@@ -94,13 +97,13 @@ def _(x: Tensor, groups: int, scale: Tensor, shift: Tensor) -> tuple[Tensor, Ten
 
 
 @torch.library.custom_op("driftgen::modulated_group_norm_backward", mutates_args=())
-def _norm_back(
+def _norm_backward(
     grad: Tensor, x: Tensor, scale: Tensor, shift: Tensor, statistics: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of x, and those of scale and shift, ``[B, 2, C]``, in float32."""
+    """Return the gradients of x and, in float32, of scale and shift, ``[B, 2, C]``."""
     from driftgen.ops.modulated_group_norm_triton import backward_kernel
 
-    grad, x, scale, shift = _map(grad), _map(x), contiguous_rows(scale), contiguous_rows(shift)
+    grad, x, scale, shift = _channels_last(grad), _channels_last(x), unit_stride(scale), unit_stride(shift)
     grad_x = torch.empty_like(x, memory_format=torch.channels_last)
     sums = x.new_empty(len(x), 2, x.shape[1], dtype=torch.float32)
     with torch.cuda.device_of(x):
@@ -111,7 +114,7 @@ def _norm_back(
     return grad_x, sums
 
 
-@_norm_back.register_fake
+@_norm_backward.register_fake
 def _(grad: Tensor, x: Tensor, scale: Tensor, shift: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor]:
     sums = x.new_empty(x.shape[0], 2, x.shape[1], dtype=torch.float32)
     return torch.empty_like(x, memory_format=torch.channels_last), sums

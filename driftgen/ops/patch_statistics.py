@@ -1,5 +1,8 @@
-"""The vectors and statistics of a feature map as one operation on a GPU, forward and backward: its kernels,
-and which maps they cover. PyTorch does the same for all others (``driftgen.features.pyramid``)."""
+"""Vectors and patch statistics of a feature map, with one Triton kernel per direction.
+
+``driftgen.features.pyramid`` computes the same in PyTorch for maps that the kernels do not take, see
+:func:`supports_patch_statistics`.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +14,33 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from driftgen.ops.dispatch import has_kernels, power_of_two
+from driftgen.ops.dispatch import DTYPES, has_kernels_constant, power_of_two
 from driftgen.ops.launch import Launch
 
 __all__ = ["LEAST_VARIANCE", "fused_patch_statistics", "supports_patch_statistics"]
 
-LEAST_VARIANCE = 1e-6  # keeps the gradient of a standard deviation finite where a map is constant
-TYPES = (torch.float32, torch.bfloat16, torch.float16)
-LARGEST_SIDE = 64
-WHOLE = 0  # stands for the whole map where sides of patches are listed
+LEAST_VARIANCE = 1e-6  # keeps the gradient of the standard deviation of a constant map finite
+MAX_SIDE = 64
+WHOLE = 0  # the whole map, in a list of patch sides
 PATCHES = (2, 4, 8)
 ARGUMENT = {side: 2 * i for i, side in enumerate((*PATCHES, WHOLE))}
-CELL = 4  # side of the squares that a thread reads, if nothing larger is asked for
-# Numbers of a tile: four for each of 128 threads, 16 bytes of float32. With more, the 16-bit maps and the
-# float32 deviations would lie differently over the threads, and cross between them through shared memory.
+CELL = 4  # side of the square that a thread reads, unless a patch is larger
+# Elements of a tile: four per thread of 128, 16 bytes of float32. With more, 16-bit maps and float32
+# deviations would have different layouts, and data would cross between threads through shared memory.
 TILE, ROWS, LEAST_CHANNELS = 512, 8, 32
 
 Pairs = list[tuple[Tensor, Tensor]]
 
 
 def supports_patch_statistics(feature_map: Tensor, sizes: Sequence[tuple[int, int]]) -> bool:
-    """Whether the kernels do this map: dense channels-last, a 16- or 32-bit type, up to 64 locations a side,
-    over the whole map and patches of 2x2, 4x4 and 8x8 that tile it, each once.
+    """Return True if the kernels take this map and these patch sizes.
+
+    The map must be dense in channels-last memory format, of a 16- or 32-bit dtype, with at most 64 locations
+    a side. Patches are the whole map, 2x2, 4x4 and 8x8, must tile the map, and may occur once each.
     """
     return (
-        feature_map.dtype in TYPES
-        and _has_kernels(feature_map.device)
+        feature_map.dtype in DTYPES
+        and has_kernels_constant(feature_map.device)
         and feature_map.is_contiguous(memory_format=torch.channels_last)
         and feature_map.numel() > 0
         and _sides(feature_map, sizes) is not None
@@ -44,39 +48,29 @@ def supports_patch_statistics(feature_map: Tensor, sizes: Sequence[tuple[int, in
 
 
 def fused_patch_statistics(feature_map: Tensor, sizes: Sequence[tuple[int, int]]) -> tuple[Tensor, Pairs]:
-    """The vectors x of a map ``[B, C, H, W]`` as ``[B, H·W, C]``, a view, and for each size the mean
+    """Return the vectors x of a map ``[B, C, H, W]`` as a view ``[B, H·W, C]`` and, for each size, the mean
     m = Σ x / n and the standard deviation s = √(Σ (x − m)² / n + 1e-6) over patches, ``[B, V, C]`` each.
 
-    Means have the type of the map, deviations are float32. One kernel reads the map, and one writes its
-    gradient: that of its vectors plus Σ (∂m + ∂s (x − m) / s) / n over sizes.
-    Requires :func:`supports_patch_statistics`.
+    Means have the dtype of the map, deviations are float32. The gradient of the map is that of its vectors
+    plus Σ (∂m + ∂s (x − m) / s) / n over sizes. Requires :func:`supports_patch_statistics`.
     """
     sides = _sides(feature_map, sizes)
     if sides is None:
-        raise ValueError(f"patches of {list(sizes)} are not covered for maps {list(feature_map.shape)}")
+        raise ValueError(f"the kernels do not take patches {list(sizes)} of a map {list(feature_map.shape)}")
     if torch.compiler.is_compiling():
-        # A compiler sees through views, and fuses the sum of the two gradients with what comes next.
-        vectors, found = feature_map.flatten(2).mT, _operation(feature_map, sides)[1:]
+        # A compiler traces the view, and fuses the sum of the two gradients with the next operation.
+        vectors, statistics = feature_map.flatten(2).mT, _operation(feature_map, sides)[1:]
     elif feature_map.requires_grad and torch.is_grad_enabled():
-        vectors, *found = _MapStatistics.apply(feature_map, sides)  # type: ignore[no-untyped-call]
+        vectors, *statistics = _PatchStatistics.apply(feature_map, sides)  # type: ignore[no-untyped-call]
     else:
-        vectors, found = _vectors(feature_map), _forward(feature_map, sides, keep=False)[1:]
-    return vectors, list(zip(found[::2], found[1::2], strict=True))
-
-
-def _has_kernels(device: torch.device) -> bool:
-    return has_kernels(device)
-
-
-# The compiler is to ask, not to look inside. ``torch.compiler.assume_constant_result`` says so too, but loads
-# the whole compiler, and Triton with it, as soon as this module is imported.
-_has_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
+        vectors, statistics = _vectors(feature_map), _forward(feature_map, sides, for_backward=False)[1:]
+    return vectors, list(zip(statistics[::2], statistics[1::2], strict=True))
 
 
 def _sides(feature_map: Tensor, sizes: Sequence[tuple[int, int]]) -> list[int] | None:
-    """The side of the patches of each size; None where the kernels do not cover them."""
+    """Return the side of the patches of each size; None if the kernels do not take them."""
     channels, height, width = feature_map.shape[1:]
-    if not sizes or max(height, width) > LARGEST_SIDE or channels * height * width >= 2**31:
+    if not sizes or max(height, width) > MAX_SIDE or channels * height * width >= 2**31:
         return None
     sides: list[int] = []
     for size in sizes:
@@ -90,76 +84,78 @@ def _sides(feature_map: Tensor, sizes: Sequence[tuple[int, int]]) -> list[int] |
     return sides
 
 
-class _MapStatistics(torch.autograd.Function):
-    """Vectors, then mean and deviation for each side."""
+class _PatchStatistics(torch.autograd.Function):
+    """Return the vectors, then mean and deviation for each side."""
 
     @staticmethod
     def forward(ctx: Any, feature_map: Tensor, sides: list[int]) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        kept, *found = _forward(feature_map, sides)
-        ctx.save_for_backward(feature_map, kept)
+        whole, *statistics = _forward(feature_map, sides)
+        ctx.save_for_backward(feature_map, whole)
         ctx.sides = sides
-        return _vectors(feature_map), *found
+        return _vectors(feature_map), *statistics
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_vectors: Tensor | None, *gradients: Tensor | None) -> tuple[Tensor, None]:
-        feature_map, kept = ctx.saved_tensors
-        if of_vectors is not None and all(g is None for g in gradients):
+    def backward(ctx: Any, grad_vectors: Tensor | None, *gradients: Tensor | None) -> tuple[Tensor, None]:
+        feature_map, whole = ctx.saved_tensors
+        if grad_vectors is not None and all(g is None for g in gradients):
             h, w = feature_map.shape[2:]
-            return of_vectors.unflatten(1, (h, w)).permute(0, 3, 1, 2), None
-        return _backward(feature_map, kept, of_vectors, gradients, ctx.sides), None
+            return grad_vectors.unflatten(1, (h, w)).permute(0, 3, 1, 2), None
+        return _backward(feature_map, whole, grad_vectors, gradients, ctx.sides), None
 
 
 def _vectors(feature_map: Tensor) -> Tensor:
     b, c, h, w = feature_map.shape
-    return feature_map.as_strided((b, h * w, c), (h * w * c, c, 1))  # one operation, not two
+    return feature_map.as_strided((b, h * w, c), (h * w * c, c, 1))  # one operation instead of two
 
 
-def _forward(feature_map: Tensor, sides: Sequence[int], *, keep: bool = True) -> list[Tensor]:
-    """What the backward pass needs of the whole map ``[B, 2, C]``, then mean and deviation for each side."""
-    kept, *found = _empty(feature_map, sides)
+def _forward(feature_map: Tensor, sides: Sequence[int], *, for_backward: bool = True) -> list[Tensor]:
+    """Return mean and 1 / (n · deviation) of the whole map ``[B, 2, C]``, which the backward pass reads, then
+    mean and deviation for each side.
+    """
+    whole, *statistics = _empty(feature_map, sides)
     launch = _launches(feature_map.shape, max(sides), feature_map.device)[0]
-    launch(feature_map, *_by_side(found, sides), kept if keep and WHOLE in sides else None)
-    return [kept, *found]
+    launch(feature_map, *_by_side(statistics, sides), whole if for_backward and WHOLE in sides else None)
+    return [whole, *statistics]
 
 
 def _backward(
     feature_map: Tensor,
-    kept: Tensor,
-    of_vectors: Tensor | None,
+    whole: Tensor,
+    grad_vectors: Tensor | None,
     gradients: Sequence[Tensor | None],
     sides: Sequence[int],
 ) -> Tensor:
-    """The gradient of the map."""
+    """Return the gradient of the map."""
     out = torch.empty_like(feature_map)
-    dense = [None if g is None else g.contiguous() for g in (of_vectors, *_by_side(gradients, sides))]
-    _launches(feature_map.shape, max(sides), feature_map.device)[1](feature_map, kept, *dense, out)
+    dense = [None if g is None else g.contiguous() for g in (grad_vectors, *_by_side(gradients, sides))]
+    _launches(feature_map.shape, max(sides), feature_map.device)[1](feature_map, whole, *dense, out)
     return out
 
 
 def _by_side(pairs: Sequence[Tensor | None], sides: Sequence[int]) -> list[Tensor | None]:
-    """In the order of the kernels' arguments; None for what is not asked for."""
-    found: list[Tensor | None] = [None] * (2 * len(PATCHES) + 2)
+    """Sort tensors into the order of the kernels' arguments, with None for sides that are not listed."""
+    arguments: list[Tensor | None] = [None] * (2 * len(PATCHES) + 2)
     for i, side in enumerate(sides):
         at = ARGUMENT[side]
-        found[at : at + 2] = pairs[2 * i : 2 * i + 2]
-    return found
+        arguments[at : at + 2] = pairs[2 * i : 2 * i + 2]
+    return arguments
 
 
 def _empty(feature_map: Tensor, sides: Sequence[int]) -> list[Tensor]:
-    """Memory for what :func:`_forward` gives."""
+    """Allocate the outputs of :func:`_forward`."""
     b, c, h, w = feature_map.shape
-    found = [feature_map.new_empty((b if WHOLE in sides else 0, 2, c), dtype=torch.float32)]
+    outputs = [feature_map.new_empty((b if WHOLE in sides else 0, 2, c), dtype=torch.float32)]
     for side in sides:
         shape = (b, 1 if side == WHOLE else h // side * (w // side), c)
-        found += [feature_map.new_empty(shape), feature_map.new_empty(shape, dtype=torch.float32)]
-    return found
+        outputs += [feature_map.new_empty(shape), feature_map.new_empty(shape, dtype=torch.float32)]
+    return outputs
 
 
 @functools.lru_cache(maxsize=512)
 def _launches(shape: torch.Size, largest: int, device: torch.device) -> tuple[Launch, Launch]:
-    """Of the two kernels, for maps of this shape and patches up to this side."""
+    """Return the forward and backward launch for maps of this shape and patches up to this side."""
     from driftgen.ops.patch_statistics_triton import gradient_kernel, statistics_kernel
 
     samples, channels, height, width = shape
@@ -178,7 +174,7 @@ def _launches(shape: torch.Size, largest: int, device: torch.device) -> tuple[La
     )
 
 
-# The same for compilers, which do not look into it.
+# The same as custom operators, for torch.compile.
 
 
 @torch.library.custom_op("driftgen::fused_patch_statistics", mutates_args=())
@@ -188,10 +184,10 @@ def _operation(feature_map: Tensor, sides: Sequence[int]) -> list[Tensor]:
 
 @torch.library.custom_op("driftgen::map_gradient", mutates_args=())
 def _gradient_operation(
-    feature_map: Tensor, kept: Tensor, gradients: Sequence[Tensor | None], sides: Sequence[int]
+    feature_map: Tensor, whole: Tensor, gradients: Sequence[Tensor | None], sides: Sequence[int]
 ) -> Tensor:
     feature_map = feature_map.contiguous(memory_format=torch.channels_last)
-    return _backward(feature_map, kept, None, gradients, sides)
+    return _backward(feature_map, whole, None, gradients, sides)
 
 
 @_operation.register_fake
@@ -200,18 +196,18 @@ def _(feature_map: Tensor, sides: Sequence[int]) -> list[Tensor]:
 
 
 @_gradient_operation.register_fake
-def _(feature_map: Tensor, kept: Tensor, gradients: Sequence[Tensor | None], sides: Sequence[int]) -> Tensor:
+def _(feature_map: Tensor, whole: Tensor, gradients: Sequence[Tensor | None], sides: Sequence[int]) -> Tensor:
     return torch.empty_like(feature_map, memory_format=torch.channels_last)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(inputs[0], output[0])
     ctx.sides = inputs[1]
 
 
-def _use(ctx: Any, gradients: Sequence[Tensor | None]) -> tuple[Tensor, None]:
+def _operation_backward(ctx: Any, gradients: Sequence[Tensor | None]) -> tuple[Tensor, None]:
     return _gradient_operation(*ctx.saved_tensors, gradients[1:], ctx.sides), None
 
 
-_operation.register_autograd(_use, setup_context=_keep)
+_operation.register_autograd(_operation_backward, setup_context=_setup_context)

@@ -1,17 +1,17 @@
 """The kernels of ``driftgen.ops.patch_statistics``: one reads a map once, one writes its gradient once.
 
 A map is cut into square cells of 1, 2, 4 or 8 locations a side, in which all smaller patches nest. A program
-works on a tile of ``BP`` cells and ``BC`` channels, one location of all its cells after the other, so that a
-thread holds every location of its cells: nothing but the statistics of the whole map crosses from thread to
-thread. Squares are those of differences to the mean of a patch; those of four patches are joined with what
-their means differ by (Chan, Golub and LeVeque). So a large mean costs no digits.
+handles a tile of ``BP`` cells and ``BC`` channels, one location of all its cells at a time, so a thread holds
+every location of its cells. Only the statistics of the whole map cross between threads. Squares are those of
+differences from the mean of a patch. The squares of four patches are combined with the differences of their
+means (Chan, Golub and LeVeque), so a large mean costs no precision.
 
-The gradient is g + Σ (∂m + ∂s (x − m) / s) / n over the patches that hold x, of n locations each. Larger
-patches hand theirs down as ``base + slope · (x − mean)``; a patch goes over to its own mean by the difference
-of the two means, adds its share, and hands it on. Means and deviations of patches are computed anew: to read
-them would take longer.
+The gradient is g + Σ (∂m + ∂s (x − m) / s) / n over the patches that contain x, with n locations each. A
+patch passes the terms of the larger patches down as ``base + slope · (x − mean)``, expressed around its own
+mean and with its own terms added. Means and deviations of patches are computed again, which is faster than
+reading them.
 
-Reads run ahead of writes, since their order is kept.
+Loads are issued ahead of stores, because the compiler keeps their order.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ def _write(pointer, value, inside, EVEN: tl.constexpr):
 
 
 @triton.jit
-def _first(
+def _offset(
     sample, row, column, channel, SIDE: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr
 ):
-    """The first number of each cell in a tensor ``[B, H, W, C]``; a cell is SIDE x SIDE vectors of it."""
+    """Return the offset of each cell in a tensor ``[B, H, W, C]``; a cell is SIDE x SIDE vectors."""
     cell = row * (SIDE * W) + column * SIDE
     return sample * (H * W * C) + (cell * C)[:, None] + channel[None, :]
 
 
 @triton.jit
-def _place(
+def _tile(
     start, block, CELL: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Rows, columns and channels of a tile, and which of its numbers exist."""
+    """Return rows, columns and channels of a tile, and its mask."""
     cell, channel = start + tl.arange(0, BP), block * BC + tl.arange(0, BC)
     inside = (cell < (H // CELL) * (W // CELL))[:, None] & (channel < C)[None, :]
     return cell // (W // CELL), cell % (W // CELL), channel, inside
@@ -60,7 +60,7 @@ def _place(
 
 @triton.jit
 def _four(x, inside, W: tl.constexpr, C: tl.constexpr, EVEN: tl.constexpr):
-    """The locations of a 2x2 patch as differences to their mean, the mean, and the sum of the squares."""
+    """Return the locations of a 2x2 patch minus their mean, the mean, and the sum of squares."""
     a, b = _read(x, inside, EVEN), _read(x + C, inside, EVEN)
     c, d = _read(x + W * C, inside, EVEN), _read(x + (W + 1) * C, inside, EVEN)
     mean = ((a + b) + (c + d)) * 0.25
@@ -69,8 +69,8 @@ def _four(x, inside, W: tl.constexpr, C: tl.constexpr, EVEN: tl.constexpr):
 
 
 @triton.jit
-def _joined(a, squares_a, b, squares_b, c, squares_c, d, squares_d, COUNT: tl.constexpr):
-    """Mean and squares of four patches together, of COUNT locations each."""
+def _union(a, squares_a, b, squares_b, c, squares_c, d, squares_d, COUNT: tl.constexpr):
+    """Return mean and squares of the union of four patches of COUNT locations each."""
     mean = ((a + b) + (c + d)) * 0.25
     a, b, c, d = a - mean, b - mean, c - mean, d - mean
     between = (a * a + b * b) + (c * c + d * d)
@@ -78,8 +78,8 @@ def _joined(a, squares_a, b, squares_b, c, squares_c, d, squares_d, COUNT: tl.co
 
 
 @triton.jit
-def _put(mean, std, average, squares, inside, COUNT: tl.constexpr, LEAST: tl.constexpr, EVEN: tl.constexpr):
-    _write(mean, average, inside, EVEN)
+def _store(mean, std, value, squares, inside, COUNT: tl.constexpr, LEAST: tl.constexpr, EVEN: tl.constexpr):
+    _write(mean, value, inside, EVEN)
     _write(std, tl.sqrt(squares * (1.0 / COUNT) + LEAST), inside, EVEN)
 
 
@@ -89,7 +89,7 @@ def _statistics_2(
 ):
     _, _, _, _, mean, squares = _four(x, inside, W, C, EVEN)
     if mean_2 is not None:
-        _put(mean_2 + at_2, std_2 + at_2, mean, squares, inside, 4, LEAST, EVEN)
+        _store(mean_2 + at_2, std_2 + at_2, mean, squares, inside, 4, LEAST, EVEN)
     return mean, squares
 
 
@@ -98,21 +98,21 @@ def _statistics_4(
     x, mean_2, std_2, mean_4, std_4, at_2, at_4, inside,
     LEAST: tl.constexpr, W: tl.constexpr, C: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Mean and squares of a 4x4 patch; writes its statistics, and those of the patches within, if wanted."""
+    """Return mean and squares of a 4x4 patch; store the statistics of it and its 2x2 patches unless None."""
     _, _, _, _, a, aa = _four(x, inside, W, C, EVEN)
     _, _, _, _, b, bb = _four(x + 2 * C, inside, W, C, EVEN)
     _, _, _, _, c, cc = _four(x + 2 * W * C, inside, W, C, EVEN)
     _, _, _, _, d, dd = _four(x + (2 * W + 2) * C, inside, W, C, EVEN)
-    mean, squares = _joined(a, aa, b, bb, c, cc, d, dd, 4)
+    mean, squares = _union(a, aa, b, bb, c, cc, d, dd, 4)
     if mean_2 is not None:
         down: tl.constexpr = W // 2 * C
         mean_2, std_2 = mean_2 + at_2, std_2 + at_2
-        _put(mean_2, std_2, a, aa, inside, 4, LEAST, EVEN)
-        _put(mean_2 + C, std_2 + C, b, bb, inside, 4, LEAST, EVEN)
-        _put(mean_2 + down, std_2 + down, c, cc, inside, 4, LEAST, EVEN)
-        _put(mean_2 + down + C, std_2 + down + C, d, dd, inside, 4, LEAST, EVEN)
+        _store(mean_2, std_2, a, aa, inside, 4, LEAST, EVEN)
+        _store(mean_2 + C, std_2 + C, b, bb, inside, 4, LEAST, EVEN)
+        _store(mean_2 + down, std_2 + down, c, cc, inside, 4, LEAST, EVEN)
+        _store(mean_2 + down + C, std_2 + down + C, d, dd, inside, 4, LEAST, EVEN)
     if mean_4 is not None:
-        _put(mean_4 + at_4, std_4 + at_4, mean, squares, inside, 16, LEAST, EVEN)
+        _store(mean_4 + at_4, std_4 + at_4, mean, squares, inside, 16, LEAST, EVEN)
     return mean, squares
 
 
@@ -130,21 +130,21 @@ def _statistics_8(
     d, dd = _statistics_4(x, mean_2, std_2, mean_4, std_4, at_2, at_4, inside, LEAST, W, C, EVEN)
     x, at_2, at_4 = x - 4 * C, at_2 - 2 * C, at_4 - C
     c, cc = _statistics_4(x, mean_2, std_2, mean_4, std_4, at_2, at_4, inside, LEAST, W, C, EVEN)
-    mean, squares = _joined(a, aa, b, bb, c, cc, d, dd, 16)
+    mean, squares = _union(a, aa, b, bb, c, cc, d, dd, 16)
     if mean_8 is not None:
-        _put(mean_8 + at_8, std_8 + at_8, mean, squares, inside, 64, LEAST, EVEN)
+        _store(mean_8 + at_8, std_8 + at_8, mean, squares, inside, 64, LEAST, EVEN)
     return mean, squares
 
 
 @triton.jit
 def statistics_kernel(
-    x, mean_2, std_2, mean_4, std_4, mean_8, std_8, mean_all, std_all, kept,
+    x, mean_2, std_2, mean_4, std_4, mean_8, std_8, mean_all, std_all, whole,
     LEAST: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, CELL: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Mean and standard deviation over patches of 2x2, 4x4 and 8x8 and over the whole map, those that are not
-    None; ``kept``, ``[B, 2, C]``, takes mean and 1 / (n · std) of the whole map in float32. One program for
-    each sample and BC of its channels.
+    """Store mean and standard deviation over patches of 2x2, 4x4 and 8x8 and over the whole map, where not
+    None, and mean and 1 / (n · std) of the whole map in float32 to ``whole`` ``[B, 2, C]``. One program per
+    sample and block of BC channels.
     """
     blocks: tl.constexpr = (C + BC - 1) // BC
     cells: tl.constexpr = (H // CELL) * (W // CELL)
@@ -153,12 +153,12 @@ def statistics_kernel(
     sample, block = (pid // blocks).to(tl.int64), pid % blocks
     total, total_squares = tl.zeros((BP, BC), tl.float32), tl.zeros((BP, BC), tl.float32)
     for start in range(0, cells, BP):
-        row, column, channel, inside = _place(start, block, CELL, H, W, C, BP, BC)
-        place = x + _first(sample, row, column, channel, CELL, H, W, C)
-        at_2 = _first(sample, row, column, channel, CELL // 2, H // 2, W // 2, C)
-        at_4 = _first(sample, row, column, channel, CELL // 4, H // 4, W // 4, C)
+        row, column, channel, inside = _tile(start, block, CELL, H, W, C, BP, BC)
+        place = x + _offset(sample, row, column, channel, CELL, H, W, C)
+        at_2 = _offset(sample, row, column, channel, CELL // 2, H // 2, W // 2, C)
+        at_4 = _offset(sample, row, column, channel, CELL // 4, H // 4, W // 4, C)
         if CELL == 8:
-            at_8 = _first(sample, row, column, channel, 1, H // 8, W // 8, C)
+            at_8 = _offset(sample, row, column, channel, 1, H // 8, W // 8, C)
             mean, squares = _statistics_8(
                 place, mean_2, std_2, mean_4, std_4, mean_8, std_8, at_2, at_4, at_8, inside,
                 LEAST, W, C, EVEN,
@@ -174,7 +174,7 @@ def statistics_kernel(
             squares = tl.zeros((BP, BC), tl.float32)
         if mean_all is not None:
             if cells > BP:
-                before = start // BP * 1.0  # cells that each row has met
+                before = start // BP * 1.0  # cells that each row has processed
                 share = 1.0 / (before + 1.0)
                 difference = mean - total
                 mean = total + difference * share
@@ -191,35 +191,40 @@ def statistics_kernel(
             total_squares + difference * (CELL * CELL * count) * difference, axis=0, keep_dims=True
         )
         std = tl.sqrt(squares * (1.0 / (H * W)) + LEAST)
-        # The first row of threads writes; to spread it over all of them would take a barrier.
+        # The first row of threads stores: spreading the stores over all rows would need a barrier.
         channel = (block * BC + tl.arange(0, BC))[None, :] + row * 0
         once = (row == 0) & (channel < C)
         tl.store(mean_all + sample * C + channel, mean.to(mean_all.dtype.element_ty), mask=once)
         tl.store(std_all + sample * C + channel, std.to(std_all.dtype.element_ty), mask=once)
-        if kept is not None:
-            tl.store(kept + sample * (2 * C) + channel, mean, mask=once)
-            tl.store(kept + sample * (2 * C) + C + channel, (1.0 / (H * W)) / std, mask=once)
+        if whole is not None:
+            tl.store(whole + sample * (2 * C) + channel, mean, mask=once)
+            tl.store(whole + sample * (2 * C) + C + channel, (1.0 / (H * W)) / std, mask=once)
 
 
 @triton.jit
-def _given(pointer, at, inside, EVEN: tl.constexpr):
-    """A gradient; 0 where there is none."""
+def _load_gradient(pointer, at, inside, EVEN: tl.constexpr):
+    """Load a gradient, 0 if there is none."""
     if pointer is None:
         return 0.0
-    else:  # what follows an if is compiled in any case
+    else:  # without else, the load would be compiled in any case
         return _read(pointer + at, inside, EVEN)
 
 
 @triton.jit
-def _given_four(pointer, at, inside, W: tl.constexpr, C: tl.constexpr, EVEN: tl.constexpr):
-    a, b = _given(pointer, at, inside, EVEN), _given(pointer, at + C, inside, EVEN)
-    c, d = _given(pointer, at + W * C, inside, EVEN), _given(pointer, at + (W + 1) * C, inside, EVEN)
+def _load_four(pointer, at, inside, W: tl.constexpr, C: tl.constexpr, EVEN: tl.constexpr):
+    a, b = _load_gradient(pointer, at, inside, EVEN), _load_gradient(pointer, at + C, inside, EVEN)
+    c, d = (
+        _load_gradient(pointer, at + W * C, inside, EVEN),
+        _load_gradient(pointer, at + (W + 1) * C, inside, EVEN),
+    )
     return a, b, c, d
 
 
 @triton.jit
-def _passed(base, slope, above, mean, squares, grad_mean, grad_std, COUNT: tl.constexpr, LEAST: tl.constexpr):
-    """``base + slope · (x − above)`` of the patches above, with the share of this patch, around its mean."""
+def _pass_down(
+    base, slope, above, mean, squares, grad_mean, grad_std, COUNT: tl.constexpr, LEAST: tl.constexpr
+):
+    """Express ``base + slope · (x − above)`` around the mean of this patch and add its own terms."""
     inverse = tl.rsqrt(squares * (1.0 / COUNT) + LEAST)
     base += slope * (mean - above) + grad_mean * (1.0 / COUNT)
     return base, slope + grad_std * (1.0 / COUNT) * inverse
@@ -231,7 +236,7 @@ def _gradient_2(
     LEAST: tl.constexpr, W: tl.constexpr, C: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     a, b, c, d, mean, squares = four
-    base, slope = _passed(base, slope, above, mean, squares, grad_mean, grad_std, 4, LEAST)
+    base, slope = _pass_down(base, slope, above, mean, squares, grad_mean, grad_std, 4, LEAST)
     _write(out, grads[0] + base + slope * a, inside, EVEN)
     _write(out + C, grads[1] + base + slope * b, inside, EVEN)
     _write(out + W * C, grads[2] + base + slope * c, inside, EVEN)
@@ -244,40 +249,44 @@ def _gradient_4(
     at, at_2, at_4, inside,
     LEAST: tl.constexpr, W: tl.constexpr, C: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    # Two patches ahead: more would not fit 128 registers.
+    # Loads run two patches ahead: more would not fit 128 registers.
     right: tl.constexpr = 2 * C
     down: tl.constexpr = 2 * W * C
     a, b = _four(x + at, inside, W, C, EVEN), _four(x + at + right, inside, W, C, EVEN)
     c, d = _four(x + at + down, inside, W, C, EVEN), _four(x + at + down + right, inside, W, C, EVEN)
-    average, deviation = _given(grad_mean_4, at_4, inside, EVEN), _given(grad_std_4, at_4, inside, EVEN)
-    averages = _given_four(grad_mean_2, at_2, inside, W // 2, C, EVEN)
-    deviations = _given_four(grad_std_2, at_2, inside, W // 2, C, EVEN)
-    of_a = _given_four(grad, at, inside, W, C, EVEN)
-    of_b = _given_four(grad, at + right, inside, W, C, EVEN)
-    mean, squares = _joined(a[4], a[5], b[4], b[5], c[4], c[5], d[4], d[5], 4)
-    base, slope = _passed(base, slope, above, mean, squares, average, deviation, 16, LEAST)
+    grad_mean = _load_gradient(grad_mean_4, at_4, inside, EVEN)
+    grad_std = _load_gradient(grad_std_4, at_4, inside, EVEN)
+    grad_means = _load_four(grad_mean_2, at_2, inside, W // 2, C, EVEN)
+    grad_stds = _load_four(grad_std_2, at_2, inside, W // 2, C, EVEN)
+    grad_a = _load_four(grad, at, inside, W, C, EVEN)
+    grad_b = _load_four(grad, at + right, inside, W, C, EVEN)
+    mean, squares = _union(a[4], a[5], b[4], b[5], c[4], c[5], d[4], d[5], 4)
+    base, slope = _pass_down(base, slope, above, mean, squares, grad_mean, grad_std, 16, LEAST)
     out += at
-    _gradient_2(a, of_a, base, slope, mean, averages[0], deviations[0], out, inside, LEAST, W, C, EVEN)
-    of_c = _given_four(grad, at + down, inside, W, C, EVEN)
+    _gradient_2(a, grad_a, base, slope, mean, grad_means[0], grad_stds[0], out, inside, LEAST, W, C, EVEN)
+    grad_c = _load_four(grad, at + down, inside, W, C, EVEN)
     _gradient_2(
-        b, of_b, base, slope, mean, averages[1], deviations[1], out + right, inside, LEAST, W, C, EVEN
+        b, grad_b, base, slope, mean, grad_means[1], grad_stds[1], out + right, inside, LEAST, W, C, EVEN
     )
-    of_d = _given_four(grad, at + down + right, inside, W, C, EVEN)
-    _gradient_2(c, of_c, base, slope, mean, averages[2], deviations[2], out + down, inside, LEAST, W, C, EVEN)
+    grad_d = _load_four(grad, at + down + right, inside, W, C, EVEN)
     _gradient_2(
-        d, of_d, base, slope, mean, averages[3], deviations[3], out + down + right, inside, LEAST, W, C, EVEN
+        c, grad_c, base, slope, mean, grad_means[2], grad_stds[2], out + down, inside, LEAST, W, C, EVEN
     )
+    _gradient_2(
+        d, grad_d, base, slope, mean, grad_means[3], grad_stds[3], out + down + right, inside,
+        LEAST, W, C, EVEN,
+    )  # fmt: skip
 
 
 @triton.jit
 def gradient_kernel(
-    x, kept, grad, grad_mean_2, grad_std_2, grad_mean_4, grad_std_4, grad_mean_8, grad_std_8,
+    x, whole, grad, grad_mean_2, grad_std_2, grad_mean_4, grad_std_4, grad_mean_8, grad_std_8,
     grad_mean_all, grad_std_all, out,
     LEAST: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, CELL: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the map, given those of its vectors and statistics that are not None. One program for
-    each sample, BP of its cells and BC of its channels.
+    """Store the gradient of the map, given those of its vectors and statistics that are not None. One program
+    per sample, block of BP cells and block of BC channels.
     """
     blocks: tl.constexpr = (C + BC - 1) // BC
     cells: tl.constexpr = (H // CELL) * (W // CELL)
@@ -285,20 +294,21 @@ def gradient_kernel(
     EVEN: tl.constexpr = (cells % BP == 0) and (C % BC == 0)
     pid = tl.program_id(0)
     sample, block, part = (pid // (blocks * parts)).to(tl.int64), pid % blocks, pid // blocks % parts
-    row, column, channel, inside = _place(part * BP, block, CELL, H, W, C, BP, BC)
-    at = _first(sample, row, column, channel, CELL, H, W, C)
-    at_2 = _first(sample, row, column, channel, CELL // 2, H // 2, W // 2, C)
-    at_4 = _first(sample, row, column, channel, CELL // 4, H // 4, W // 4, C)
-    # Each row reads it for itself: to share it would take a barrier.
-    at_all = _first(sample, row, column, channel, 0, 1, 1, C)
-    base = tl.zeros((BP, BC), tl.float32) + _given(grad_mean_all, at_all, inside, EVEN) * (1.0 / (H * W))
+    row, column, channel, inside = _tile(part * BP, block, CELL, H, W, C, BP, BC)
+    at = _offset(sample, row, column, channel, CELL, H, W, C)
+    at_2 = _offset(sample, row, column, channel, CELL // 2, H // 2, W // 2, C)
+    at_4 = _offset(sample, row, column, channel, CELL // 4, H // 4, W // 4, C)
+    # Each row of threads loads these values: sharing them would need a barrier.
+    at_all = _offset(sample, row, column, channel, 0, 1, 1, C)
+    mean_gradient = _load_gradient(grad_mean_all, at_all, inside, EVEN) * (1.0 / (H * W))
+    base = tl.zeros((BP, BC), tl.float32) + mean_gradient
     slope, mean = tl.zeros_like(base), tl.zeros_like(base)
     if grad_std_all is not None:
-        place = kept + sample * C + at_all
+        place = whole + sample * C + at_all
         mean = _read(place, inside, EVEN)
         slope = _read(place + C, inside, EVEN) * _read(grad_std_all + at_all, inside, EVEN)
     if CELL == 8:
-        at_8 = _first(sample, row, column, channel, 1, H // 8, W // 8, C)
+        at_8 = _offset(sample, row, column, channel, 1, H // 8, W // 8, C)
         right: tl.constexpr = 4 * C
         down: tl.constexpr = 4 * W * C
         a, aa = _statistics_4(x + at, None, None, None, None, at_2, at_4, inside, LEAST, W, C, EVEN)
@@ -307,10 +317,11 @@ def gradient_kernel(
         d, dd = _statistics_4(
             x + at + down + right, None, None, None, None, at_2, at_4, inside, LEAST, W, C, EVEN
         )
-        average, deviation = _given(grad_mean_8, at_8, inside, EVEN), _given(grad_std_8, at_8, inside, EVEN)
+        grad_mean = _load_gradient(grad_mean_8, at_8, inside, EVEN)
+        grad_std = _load_gradient(grad_std_8, at_8, inside, EVEN)
         above = mean
-        mean, squares = _joined(a, aa, b, bb, c, cc, d, dd, 16)
-        base, slope = _passed(base, slope, above, mean, squares, average, deviation, 64, LEAST)
+        mean, squares = _union(a, aa, b, bb, c, cc, d, dd, 16)
+        base, slope = _pass_down(base, slope, above, mean, squares, grad_mean, grad_std, 64, LEAST)
         for quarter in tl.static_range(4):
             _gradient_4(
                 x, base, slope, mean, grad, grad_mean_2, grad_std_2, grad_mean_4, grad_std_4, out,
@@ -325,9 +336,12 @@ def gradient_kernel(
             at, at_2, at_4, inside, LEAST, W, C, EVEN,
         )  # fmt: skip
     elif CELL == 2:
-        four, grads = _four(x + at, inside, W, C, EVEN), _given_four(grad, at, inside, W, C, EVEN)
-        average, deviation = _given(grad_mean_2, at_2, inside, EVEN), _given(grad_std_2, at_2, inside, EVEN)
-        _gradient_2(four, grads, base, slope, mean, average, deviation, out + at, inside, LEAST, W, C, EVEN)
+        four, grads = _four(x + at, inside, W, C, EVEN), _load_four(grad, at, inside, W, C, EVEN)
+        grad_mean = _load_gradient(grad_mean_2, at_2, inside, EVEN)
+        grad_std = _load_gradient(grad_std_2, at_2, inside, EVEN)
+        _gradient_2(four, grads, base, slope, mean, grad_mean, grad_std, out + at, inside, LEAST, W, C, EVEN)
     else:
-        gradient = base + slope * (_read(x + at, inside, EVEN) - mean) + _given(grad, at, inside, EVEN)
+        gradient = (
+            base + slope * (_read(x + at, inside, EVEN) - mean) + _load_gradient(grad, at, inside, EVEN)
+        )
         _write(out + at, gradient, inside, EVEN)

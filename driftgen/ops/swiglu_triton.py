@@ -1,9 +1,9 @@
 # mypy: ignore-errors
-"""silu(gate) · value between the two products of a feed-forward layer, one GPU kernel each way.
+"""The kernels of ``driftgen.ops.swiglu``: silu(gate) · value and its gradients.
 
-A program has some of the columns of some rows, ROWS of them at a time. On the way back it sums the columns of
-the gradients that it makes in registers, and writes the sums once, so that they do not depend on the order in
-which programs end.
+A program handles a block of columns of some rows, ROWS at a time. In the backward pass it accumulates the
+column sums of its gradients in registers and stores them once, so that the sums do not depend on the order in
+which programs finish.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _sigmoid(x):
-    """1 / (1 + e⁻ˣ) without the checks of a division; where e⁻ˣ is infinite it gives zero."""
+    """1 / (1 + e⁻ˣ) without the special cases of a division; an infinite e⁻ˣ gives zero."""
     root = tl.rsqrt(1.0 + tl.exp2(x * -LOG2_E))
     return root * root
 
@@ -27,7 +27,7 @@ def _sigmoid(x):
 def forward_kernel(
     both, out, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
-    """``out`` ``[rows, WIDTH]`` from ``both`` ``[rows, 2 · WIDTH]``, the gate and then the value."""
+    """Compute ``out`` ``[rows, WIDTH]`` from ``both`` ``[rows, 2 · WIDTH]``: the gate, then the value."""
     first = tl.program_id(0).to(tl.int64) * ROWS
     row = tl.arange(0, ROWS)[:, None]
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -44,10 +44,10 @@ def backward_kernel(
     grad, both, grad_both, out, sums, rows, chunk,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of ``both``, given that of ``out``; ``out`` itself once more; and the sums of the gradient
-    over ``chunk`` rows of each program, ``[programs, 2 · WIDTH]``.
+    """From the gradient of ``out``, compute that of ``both``, ``out`` itself again, and the sums of the
+    gradient over the ``chunk`` rows of each program, ``[programs, 2 · WIDTH]``.
 
-    With s = sigmoid(gate): that of the value is grad · gate s, that of the gate
+    With s = sigmoid(gate), the gradient of the value is grad · gate s, and that of the gate is
     grad · value (s + gate s (1 − s)).
     """
     first = tl.program_id(0).to(tl.int64) * chunk
@@ -58,7 +58,7 @@ def backward_kernel(
     out += first * WIDTH
     both += first * (2 * WIDTH)
     grad_both += first * (2 * WIDTH)
-    by_gate, by_value = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    gate_sum, value_sum = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
     for row in range(0, count, ROWS):
         r = row + tl.arange(0, ROWS)
         inside = (r < count)[:, None] & within[None, :]
@@ -74,8 +74,8 @@ def backward_kernel(
         tl.store(grad_both + wide, d_gate.to(grad_both.dtype.element_ty), mask=inside)
         tl.store(grad_both + (wide + WIDTH), d_value.to(grad_both.dtype.element_ty), mask=inside)
         tl.store(out + narrow, (silu * value).to(out.dtype.element_ty), mask=inside)
-        by_gate += tl.sum(d_gate, axis=0)
-        by_value += tl.sum(d_value, axis=0)
+        gate_sum += tl.sum(d_gate, axis=0)
+        value_sum += tl.sum(d_value, axis=0)
     sums += tl.program_id(0).to(tl.int64) * (2 * WIDTH) + column
-    tl.store(sums, by_gate, mask=within)
-    tl.store(sums + WIDTH, by_value, mask=within)
+    tl.store(sums, gate_sum, mask=within)
+    tl.store(sums + WIDTH, value_sum, mask=within)

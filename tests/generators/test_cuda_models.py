@@ -1,4 +1,4 @@
-"""The networks on a GPU: the same samples and features as on the CPU, half precision, one compiled graph."""
+"""Networks on a GPU: samples and features agree with the CPU, also in half precision and compiled."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import torch
 import driftgen as dg
 from driftgen.features import ResNetMAE
 from driftgen.generators import DiT, UNet2D
-from tests.support.golden_dit import GOLDEN, artifact, golden, noise_of
+from tests.support.golden_dit import CASES, GOLDEN, artifact, golden, noise_of
 
 pytestmark = pytest.mark.cuda
 ARTIFACTS = Path(__file__).parents[1] / "data" / "artifacts"
@@ -26,7 +26,7 @@ def relative(got, want):
     return ((got.double().cpu() - want.double()).norm() / want.double().norm()).item()
 
 
-@pytest.mark.parametrize("case", ["A_full", "C_pixel_patch4"])
+@pytest.mark.parametrize("case", CASES)
 def test_golden_samples(case):
     net = dg.load_official(artifact(case)).cuda()
     samples = net(noise_of(case).to("cuda"), golden(case, "c").cuda(), golden(case, "cfg").cuda())
@@ -34,7 +34,7 @@ def test_golden_samples(case):
     assert f"{case}/samples" in GOLDEN
 
 
-def test_a_seed_is_the_same_on_both():
+def test_a_seed_gives_the_same_noise_on_both_devices():
     net = DiT(input_size=8, hidden_size=32, depth=1, num_heads=2, num_classes=4)
     cpu = net.sample_noise(5, torch.Generator().manual_seed(3))
     gpu = net.cuda().sample_noise(5, torch.Generator().manual_seed(3))

@@ -7,22 +7,14 @@ import pytest
 import torch
 
 import driftgen as dg
-from driftgen.generators.dit import (
-    PRESETS,
-    DiTConfig,
-    patchify,
-    rope_tables,
-    rotate,
-    sincos_positions,
-    unpatchify,
-)
+from driftgen.generators.dit import PRESETS, DiTConfig, patchify, sincos_positions, unpatchify
 from driftgen.interop.dit_names import official_dit_names
 from driftgen.interop.flax_msgpack import read_parameters, write_parameters
 from driftgen.interop.official import load_official, save_official
-from tests.support.golden_dit import DATA, GOLDEN, artifact, golden, noise_of
+from driftgen.ops.rope import rope_tables, rotate
+from tests.support.golden_dit import CASES, DATA, GOLDEN, artifact, golden, noise_of
 from tests.support.helpers import child, fails
 
-CASES = ("A_full", "C_pixel_patch4")
 TINY = {
     "input_size": 8,
     "hidden_size": 64,
@@ -36,7 +28,7 @@ TINY = {
 def tiny(**options):
     torch.manual_seed(0)
     net = dg.generators.DiT(**TINY | options)
-    for p in net.parameters():  # away from the zeros that adaLN and the output start with
+    for p in net.parameters():  # adaLN and the output start at zero
         torch.nn.init.normal_(p, std=0.2)
     return net
 
@@ -73,7 +65,7 @@ def test_gradients(case, checkpoint):
 
 
 @pytest.mark.parametrize("attention_float32", [True, False])
-def test_bfloat16_is_as_near_as_the_release(attention_float32):
+def test_bfloat16_is_as_accurate_as_the_release(attention_float32):
     net = load_official(artifact("A_full"))
     for block in net.blocks:
         block.attention.float32 = attention_float32
@@ -99,7 +91,7 @@ def test_rope_and_position_tables():
     )
 
 
-@pytest.mark.parametrize("name", ["ditgen_A_full", "ditgen_C_pixel_patch4", "mae_enc_b8_2222"])
+@pytest.mark.parametrize("name", [*(f"ditgen_{case}" for case in CASES), "mae_enc_b8_2222"])
 def test_round_trip_is_bit_exact(name, tmp_path):
     source = DATA / "artifacts" / name / "params_ema"
     metadata = json.loads((source / "metadata.json").read_text())
@@ -117,8 +109,8 @@ def test_a_released_encoder_gives_features():
         save_official(torch.nn.Linear(2, 2), "nowhere")
 
 
-def test_loading_holds_each_number_about_once(tmp_path):
-    """A few hundred megabytes come in within 1.3 times their size."""
+def test_peak_memory_of_loading(tmp_path):
+    """Loading a few hundred megabytes takes at most 1.3 times their size."""
     net = dg.generators.DiT(hidden_size=1024, depth=4, num_heads=16, style_codebooks=2)
     size = sum(p.numel() * 4 for p in net.parameters())
     assert size > 250e6
@@ -152,7 +144,7 @@ def test_msgpack_types_and_chunks(tmp_path):
         assert back[name].dtype == tensor.dtype
         assert torch.equal(back[name], tensor)
 
-    # An array in pieces, as flax writes large ones; and a scalar of extension type 3.
+    # A chunked array, as Flax writes large ones, and a scalar of extension type 3.
     def piece(values, code=1):
         array = np.asarray(values, np.float32)
         return msgpack.ExtType(code, msgpack.packb((array.shape, "float32", array.tobytes())))
@@ -169,10 +161,10 @@ def test_msgpack_types_and_chunks(tmp_path):
     wrong = msgpack.ExtType(1, msgpack.packb(((3,), "float32", b"1234")))
     del chunks["1"]
     for tree, message in (
-        ({"w": wrong}, "bytes too few or too many"),
-        ({"big": big}, "pieces of an array of shape .2, 3. do not make it up"),
+        ({"w": wrong}, "an array of shape .3. and dtype float32 has 4 bytes, expected 12"),
+        ({"big": big}, "an array of shape .2, 3. has chunks of 16 bytes, expected 24"),
         ({"w": msgpack.ExtType(9, b"12345678")}, "extension type 9"),
-        ({"w": 3}, "w is no array but int"),
+        ({"w": 3}, "w is not an array but int"),
         ([1], "does not hold a tree"),
     ):
         (tmp_path / "q").write_bytes(msgpack.packb(tree))
@@ -270,52 +262,6 @@ def test_patches():
     assert torch.equal(unpatchify(tokens, 4, 3), images)
 
 
-@pytest.mark.parametrize("option", ["qk_norm", "swiglu", "rope", "rms_norm"])
-def test_each_part_can_be_left_out(option):
-    net = tiny(**{option: False})
-    samples = net(net.sample_noise(2), torch.tensor([1, 2]), 1.5)
-    assert samples.shape == (2, 4, 8, 8)
-    assert samples.isfinite().all()
-
-
-def test_every_input_matters():
-    net = tiny()
-    noise, labels = net.sample_noise(2, torch.Generator().manual_seed(0)), torch.tensor([1, 2])
-    base = net(noise, labels, 1.0)
-    for other in (
-        net(noise, labels, 2.0),
-        net(noise, labels + 1, 1.0),
-        net(noise._replace(style=(noise.style + 1) % 64), labels, 1.0),
-        net(noise._replace(gaussian=noise.gaussian + 1), labels, 1.0),
-    ):
-        assert (other - base).abs().max() > 1e-4
-
-
-def test_noise_does_not_depend_on_the_batch():
-    net = tiny()
-    whole = net.sample_noise(10, torch.Generator().manual_seed(3))
-    rng = torch.Generator().manual_seed(3)
-    parts = [net.sample_noise(n, rng) for n in (1, 4, 5)]
-    assert torch.equal(whole.gaussian, torch.cat([p.gaussian for p in parts]))
-    assert torch.equal(whole.style, torch.cat([p.style for p in parts]))
-    assert whole.style.min() >= 0
-    assert whole.style.max() < 64
-    assert abs(float(net.sample_noise(200).gaussian.std()) - 1) < 0.02
-
-
-def test_a_plain_network_satisfies_the_protocol():
-    class Mine:
-        def __call__(self, noise, labels, alpha):
-            return noise.gaussian
-
-        def sample_noise(self, n, generator=None):
-            return dg.generators.Noise(torch.randn(n, 3, 4, 4), torch.zeros(n, 0, dtype=torch.int64))
-
-    assert isinstance(Mine(), dg.generators.Generator)
-    assert isinstance(tiny(), dg.generators.Generator)
-    assert not isinstance(torch.nn.Linear(2, 2), dg.generators.Generator)
-
-
 def test_compiles_whole_with_a_dynamic_batch():
     net = tiny()
     compiled = torch.compile(net, fullgraph=True, dynamic=True, backend="aot_eager")
@@ -330,21 +276,11 @@ def test_compiles_whole_with_a_dynamic_batch():
         ({"patch_size": 3}, "patch_size=3 does not divide input_size=8"),
         ({"num_heads": 5}, "num_heads=5 must divide hidden_size=64"),
         ({"depth": 0}, "depth=0 is too small"),
-        ({"deph": 3}, "option='deph' is not known: did you mean 'depth'"),
+        ({"qk_norm": "rm"}, "qk_norm='rm' is not known: did you mean 'rms'"),
+        ({"mlp": "relu"}, "mlp='relu' is not known"),
     ],
 )
 def test_wrong_options(options, message):
     with pytest.raises(dg.InputError, match=r".") as error:
         dg.generators.DiT(**TINY | options)
     assert message in str(error.value)
-
-
-def test_wrong_input():
-    net = tiny()
-    with pytest.raises(dg.InputError, match=r"noise has shape \[2, 4, 16, 16\], expected \['B', 4, 8, 8\]"):
-        net(
-            dg.generators.Noise(torch.randn(2, 4, 16, 16), torch.zeros(2, 3, dtype=torch.int64)),
-            torch.tensor([0, 1]),
-        )
-    with pytest.raises(dg.InputError, match="preset='XL/2' is not known: did you mean 'L/2'"):
-        dg.generators.DiT.preset("XL/2")

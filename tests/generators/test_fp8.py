@@ -1,4 +1,4 @@
-"""8-bit layers: what they compute, which layers they replace, and where they are refused."""
+"""float8 layers: results, the layers they replace, and devices that lack them."""
 
 import copy
 from types import SimpleNamespace
@@ -20,13 +20,13 @@ SMALL = {**SIZES, "context_tokens": 2, "style_codebooks": 2}
 
 
 def reference(rows, weight, scale, weight_scale, *, bias, out_dtype, use_fast_accum):
-    """The product that a GPU does, in float32 of the same 8-bit numbers."""
+    """Compute the product of a GPU in float32, from the same float8 operands."""
     return ((rows.float() * scale) @ (weight.float() * weight_scale) + bias.float()).to(out_dtype)
 
 
 @pytest.fixture
 def anywhere(monkeypatch):
-    """8-bit layers on the CPU; an older PyTorch has no such product there."""
+    """Allow float8 layers on the CPU, where older PyTorch has no such product."""
     monkeypatch.setattr(fp8, "DEVICES", {"cpu", "cuda"})
     rows, scale = quantize(torch.ones(2, 16))
     try:
@@ -45,7 +45,7 @@ def sampled(network, n=3):
         return network(noise, torch.arange(n), 1.5)
 
 
-def test_rows_in_eight_bits():
+def test_quantized_rows():
     x = torch.randn(5, 64) * torch.tensor([1e-6, 1.0, 1e4, 0.0, 1.0])[:, None]
     x[4] = torch.linspace(-1, 1, 64)
     rows, scale = quantize(x)
@@ -53,7 +53,7 @@ def test_rows_in_eight_bits():
     assert scale.shape == (5, 1)
     assert torch.equal(rows.float().abs().amax(1), torch.tensor([448.0, 448, 448, 0, 448]))
     back = rows.float() * scale
-    # Three binary digits after the first, and steps of 2^-9 below the least full number.
+    # Three bits of mantissa, and steps of 2^-9 among subnormals.
     assert ((back - x).abs() <= x.abs() / 16 + scale * 2**-10).all()
     assert torch.equal(back[3], x[3])
     half, of_half = quantize(x.bfloat16())
@@ -62,7 +62,7 @@ def test_rows_in_eight_bits():
     assert torch.equal(of_half, of_float)
 
 
-def test_a_layer_is_the_product_of_rounded_numbers(anywhere):
+def test_a_layer_multiplies_quantized_operands(anywhere):
     first, second = nn.Linear(32, 48), nn.Linear(32, 16)
     layer = Fp8Linear(first, second)
     x = torch.randn(2, 5, 32)
@@ -79,7 +79,7 @@ def test_a_layer_is_the_product_of_rounded_numbers(anywhere):
         assert layer(x.bfloat16()).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("options", [{}, {"swiglu": False, "rms_norm": False, "qk_norm": False}])
+@pytest.mark.parametrize("options", [{}, {"mlp": "gelu", "norm": "layer", "qk_norm": "none"}])
 def test_the_large_layers_of_a_network(anywhere, options):
     network = lively(DiT(**SMALL, **options))
     want = sampled(network)
@@ -94,7 +94,7 @@ def test_the_large_layers_of_a_network(anywhere, options):
     assert 1e-4 < error(sampled(rounded), want) < 0.05
 
 
-def test_number_types_change_around_the_layers(anywhere):
+def test_dtype_conversions_skip_the_layers(anywhere):
     network = lively(DiT(**SMALL))
     use_fp8(network)
     before = {name: value.clone() for name, value in network.blocks[0].mlp.state_dict().items()}
@@ -129,16 +129,16 @@ def test_no_gradient(anywhere):
     fails(lambda: Fp8Linear(nn.Linear(16, 16))(torch.randn(1, 16)), "fp8 layers have no gradient")
 
 
-def test_networks_without_such_layers(anywhere):
+def test_networks_without_fp8_layers(anywhere):
     fails(lambda: use_fp8(UNet2D.preset("28px")), "fp8: UNet2D has no layers for it")
-    narrow = DiT(**{**SMALL, "hidden_size": 24, "num_heads": 2, "swiglu": False})
+    narrow = DiT(**{**SMALL, "hidden_size": 24, "num_heads": 2, "mlp": "gelu"})
     fails(lambda: use_fp8(narrow), "fp8: DiT has no layers for it")
     twice = DiT(**SMALL)
     use_fp8(twice)
     fails(lambda: use_fp8(twice), "fp8: DiT has no layers for it")
 
 
-def test_devices_without_such_products(monkeypatch):
+def test_devices_without_fp8(monkeypatch):
     needed = "fp8 needs an NVIDIA GPU of compute capability 8.9 or more"
     for device in (None, "cpu", torch.device("mps")):
         fails(lambda device=device: check_fp8(device), f"{needed} .*, the device is ")
@@ -172,7 +172,7 @@ def test_a_pipeline(anywhere, tmp_path):
     assert wide.generator.positions.dtype == torch.float32
 
 
-def test_errors_that_a_benchmark_tells(anywhere, monkeypatch):
+def test_errors_in_the_benchmark(anywhere, monkeypatch):
     monkeypatch.setattr(sampling, "make_generator", lambda preset: DiT(**SMALL))
     found = sampling.fp8_errors("", torch.float32, torch.device("cpu"), count=2)
     assert [row["std"] for row in found] == [0.02, 0.3]

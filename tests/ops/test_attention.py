@@ -1,8 +1,5 @@
-"""Attention from the kernels against float64 and against the modules in PyTorch; ``support.interpreter`` says
-where they run.
-"""
+"""The attention kernels against float64 and PyTorch; ``tests.support.interpreter`` decides where they run."""
 
-import functools
 import itertools
 
 import pytest
@@ -11,13 +8,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from driftgen.generators import DiT
-from driftgen.generators.dit import Attention, DiTConfig, rope_tables
+from driftgen.generators.dit import Attention, DiTConfig
 from driftgen.ops import attention as attention_ops
 from driftgen.ops import dispatch
-from driftgen.ops.attention import attention, supports_attention
+from driftgen.ops.attention import HeadNorm, attention, fused_attention, supports_attention
+from driftgen.ops.rope import rope_tables
 from tests.support.accuracy import error
 from tests.support.block_cases import BFLOAT16, FLOAT16, FLOAT32, draw, gradients, poison
-from tests.support.exact_heads import exact_heads, with_bias
+from tests.support.exact_heads import exact_heads
 from tests.support.interpreter import DEVICE, _bfloat16_on_the_cpu, _kernels_everywhere  # noqa: F401
 
 # Queries, keys, weights and results are rounded: four times at most. Gradients of scores are, too.
@@ -26,38 +24,35 @@ OF_GRADIENTS = {BFLOAT16: 8e-3, FLOAT16: 1e-3}
 
 
 def case(batch, tokens, heads, head, dtype, weight=1.0):
-    """Tables of the rotation; the layer's output, weights of norms and a bias; a gradient."""
+    """RoPE tables; the layer's output and the weights of the norms; an upstream gradient."""
     torch.manual_seed(tokens)
     tables = rope_tables(tokens, head, torch.device(DEVICE))
     weights = [weight * (1 + draw(head, scale=0.3)) for _ in range(2)]
-    inputs = [draw(batch, tokens, 3 * heads * head, dtype=dtype, scale=2), *weights, draw(3 * heads * head)]
+    inputs = [draw(batch, tokens, 3 * heads * head, dtype=dtype, scale=2), *weights]
     return tables, inputs, [draw(batch, tokens, heads * head, dtype=dtype)]
 
 
 def run(tables, inputs, upstream, heads, float32=False):
-    function = functools.partial(attention, float32=float32)
-    return gradients(with_bias(function, *tables, heads), inputs, upstream)
+    return gradients(lambda *t: fused_attention(*t, *tables, heads, float32), inputs, upstream)
 
 
 def without_gradients(tables, inputs, heads, float32=False):
-    qkv, *weights, _ = inputs
     with torch.no_grad():
-        assert supports_attention(qkv, heads)
-        return attention(qkv, *weights, *tables, heads, float32=float32)
+        assert supports_attention(inputs[0], heads)
+        return fused_attention(*inputs, *tables, heads, float32)
 
 
 def exact(tables, inputs, upstream, heads):
-    turned = exact_heads(*tables, heads)
+    normed = exact_heads(*tables, heads)
 
     def function(*t):
-        mixed = F.scaled_dot_product_attention(*turned(*t[:-1], bias=t[-1]))
-        return mixed.transpose(1, 2).flatten(2)
+        return F.scaled_dot_product_attention(*normed(*t)).transpose(1, 2).flatten(2)
 
     return gradients(function, [t.double() for t in inputs], upstream)
 
 
 def parts(outputs, found):
-    """The result, the gradients of queries, keys and values, and those of weights and bias."""
+    """Return the result and the gradients of queries, keys, values and weights."""
     return [*outputs, *found[0].unflatten(-1, (3, -1)).unbind(-2), *found[1:]]
 
 
@@ -77,10 +72,10 @@ def parts(outputs, found):
     ],
 )
 def test_attention_is_exact(batch, tokens, heads, head, dtype):
-    """And the same bits without gradients."""
+    """Results without gradients are bit-identical."""
     tables, inputs, upstream = case(batch, tokens, heads, head, dtype)
     outputs, found = run(tables, inputs, upstream, heads)
-    assert [t.dtype for t in outputs + found] == [dtype, dtype, FLOAT32, FLOAT32, FLOAT32]
+    assert [t.dtype for t in outputs + found] == [dtype, dtype, FLOAT32, FLOAT32]
     right, *wanted = parts(*exact(tables, inputs, upstream, heads))
     out, *found = parts(outputs, found)
     assert out.is_contiguous()
@@ -92,16 +87,14 @@ def test_attention_is_exact(batch, tokens, heads, head, dtype):
     assert torch.equal(alone, out)
 
 
-def turned_exactly(tables, inputs, heads):
-    """A layer's output whose queries and keys norm and rotation leave as they are: no rounding but that of
-    attention itself.
-    """
+def exact_inputs(tables, inputs, heads):
+    """Return inputs whose queries and keys norm and rotation do not change: only attention rounds."""
     (cos, sin), (qkv, *_) = tables, inputs
     q, k, v = qkv.unflatten(-1, (3, heads, -1)).unbind(-3)
     signs = [torch.where(t < 0, -1.0, 1.0).to(t.dtype) for t in (q, k)]
     weights = [torch.ones_like(w) * (2.0 if i else 0.5) for i, w in enumerate(inputs[1:3])]
     made = torch.stack([*signs, v], dim=-3).flatten(-3)
-    return (torch.ones_like(cos), torch.zeros_like(sin)), [made, *weights, inputs[3]]
+    return (torch.ones_like(cos), torch.zeros_like(sin)), [made, *weights]
 
 
 @pytest.mark.parametrize(
@@ -114,11 +107,11 @@ def turned_exactly(tables, inputs, heads):
     ],
 )
 def test_attention_in_float32(batch, tokens, heads, head, dtype):
-    """Where queries and keys are what they are after rounding, the result is off by its own rounding and no
-    more, and so are the gradients; those that are kept in float32 are a hundred times nearer than without.
+    """With exactly representable queries and keys, result and gradients have only their own rounding error.
+    Gradients of weights, which are float32, are a hundred times more accurate than without ``float32``.
     """
     tables, inputs, upstream = case(batch, tokens, heads, head, dtype)
-    tables, inputs = turned_exactly(tables, inputs, heads)
+    tables, inputs = exact_inputs(tables, inputs, heads)
     want = parts(*exact(tables, inputs, upstream, heads))
     wide, plain = (parts(*run(tables, inputs, upstream, heads, float32)) for float32 in (True, False))
     for got, right in zip(wide[:4], want[:4], strict=True):
@@ -130,35 +123,28 @@ def test_attention_in_float32(batch, tokens, heads, head, dtype):
 
 
 def test_one_token():
-    """Its weight is one whatever the scores are."""
+    """A single token has weight 1 for all scores."""
     tables, inputs, upstream = case(2, 1, 2, 64, BFLOAT16)
     (out,), (by_qkv, *rest) = run(tables, inputs, upstream, 2)
     assert torch.equal(out, inputs[0][..., 256:])
     assert torch.equal(by_qkv[..., 256:], upstream[0])
-    # Sums in another order differ in their last digits.
+    # Another summation order changes the last digits.
     assert by_qkv[..., :256].abs().max() < 1e-5
     assert rest[0].abs().max() < 1e-5
     assert rest[1].abs().max() < 1e-5
-    torch.testing.assert_close(rest[2][256:], upstream[0].float().sum((0, 1)))
 
 
 @pytest.mark.parametrize("tokens", [75, 150])
 @pytest.mark.parametrize(("dtype", "weight"), [(BFLOAT16, 6.0), (BFLOAT16, 40.0), (FLOAT16, 6.0)])
 def test_large_scores(dtype, weight, tokens):
-    """Beyond what exponentials without a shift hold, also for keys that are none; one key has all the weight
-    there, and what is left of gradients is mostly the rounding of scores: as in the modules.
+    """Scores overflow without a shift, also those of keys out of range. One key has all the weight, and the
+    gradients are mostly rounding errors of scores, as in PyTorch.
     """
     tables, inputs, upstream = case(1, tokens, 1, 64, dtype, weight)
     outputs, found = run(tables, inputs, upstream, 1)
-    module = Attention(DiTConfig(hidden_size=64, num_heads=1)).to(DEVICE)
-
-    def function(qkv, *weights):
-        module.query_norm.weight, module.key_norm.weight = (nn.Parameter(t) for t in weights)
-        q, k, v = module.heads(qkv, *tables)
-        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-
+    norms = [HeadNorm(weight) for weight in inputs[1:]]
     with dispatch.without_kernels():
-        plain = gradients(lambda qkv: function(qkv, *inputs[1:3]), inputs[:1], upstream)
+        plain = gradients(lambda qkv: attention(qkv, 1, *norms, tables), inputs[:1], upstream)
     want = parts(*exact(tables, inputs, upstream, 1))
     for got, other, right in zip(parts(outputs, found)[:4], parts(*plain), want[:4], strict=True):
         assert got.isfinite().all()
@@ -168,35 +154,28 @@ def test_large_scores(dtype, weight, tokens):
 
 
 @pytest.mark.parametrize("float32", [False, True])
-def test_nothing_is_left_unwritten(monkeypatch, float32):
-    """Nor do two runs differ, nor does a bias change anything else."""
+def test_runs_are_deterministic_and_write_everything(monkeypatch, float32):
     tables, inputs, upstream = case(2, 37, 2, 32, BFLOAT16)
-    plain = gradients(lambda *t: attention(*t, *tables, 2, float32=float32), inputs[:-1], upstream)
     poison(monkeypatch)
     runs = [run(tables, inputs, upstream, 2, float32) for _ in range(2)]
-    for first, second in zip(*(outputs + found for outputs, found in runs), strict=True):
+    for first, second in zip(*(outputs + grads for outputs, grads in runs), strict=True):
         assert first.isfinite().all()
         assert torch.equal(first, second)
-    for first, second in zip(plain[0] + plain[1], runs[0][0] + runs[0][1][:-1], strict=True):
-        assert torch.equal(first, second)
-    assert torch.equal(without_gradients(tables, inputs, 2, float32), plain[0][0])
+    assert torch.equal(without_gradients(tables, inputs, 2, float32), runs[0][0][0])
 
 
-def test_sums_are_for_gradients_only(monkeypatch):
-    """Without them they have no memory; and grad mode alone changes nothing."""
-    tables, (qkv, *weights, bias), _ = case(2, 37, 2, 32, BFLOAT16)
-    found, real = [], attention_ops._attend
-    monkeypatch.setattr(attention_ops, "_attend", lambda *a: (found.append(real(*a)), found[-1])[1])
-    wanting = [t.detach().clone().requires_grad_() for t in (qkv, *weights)]
+def test_sums_are_stored_only_for_gradients(monkeypatch):
+    tables, inputs, _ = case(2, 37, 2, 32, BFLOAT16)
+    results, real = [], attention_ops._attend
+    monkeypatch.setattr(attention_ops, "_attend", lambda *a: (results.append(real(*a)), results[-1])[1])
+    trained = [t.detach().clone().requires_grad_() for t in inputs]
     with torch.no_grad():
-        attention(*wanting, *tables, 2)
-    attention(qkv, *weights, *tables, 2)
-    assert not attention(qkv, *weights, *tables, 2, bias).requires_grad
-    assert attention(*wanting, *tables, 2).requires_grad
-    assert attention(qkv, *weights, *tables, 2, bias.requires_grad_()).requires_grad
-    assert [sums.shape for *_, sums in found] == [(0,)] * 3 + [(2, 2, 37)] * 2
-    assert all(left.shape == (0,) for _, left, _ in found)
-    assert all(torch.equal(out, found[0][0]) for out, *_ in found)
+        fused_attention(*trained, *tables, 2)
+    assert not fused_attention(*inputs, *tables, 2).requires_grad  # grad mode alone changes nothing
+    assert fused_attention(*trained, *tables, 2).requires_grad
+    assert [sums.shape for *_, sums in results] == [(0,)] * 2 + [(2, 2, 37)]
+    assert all(residue.shape == (0,) for _, residue, _ in results)
+    assert all(torch.equal(out, results[0][0]) for out, *_ in results)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +188,7 @@ def test_sums_are_for_gradients_only(monkeypatch):
         ("BACKWARD", {"ROWS": 128, "num_warps": 8}),
     ],
 )
-def test_builds(way, build, monkeypatch):
+def test_launch_options(way, build, monkeypatch):
     tables, inputs, upstream = case(1, 100, 1, 64, BFLOAT16)
     want = run(tables, inputs, upstream, 1)
     monkeypatch.setattr(attention_ops, way, getattr(attention_ops, way) | build)
@@ -218,23 +197,22 @@ def test_builds(way, build, monkeypatch):
         assert error(got, right) < OF_GRADIENTS[BFLOAT16]
 
 
-def test_any_gradient():
-    """As the layer behind may return it, and only for what wants one."""
-    tables, (qkv, *weights, _), (upstream,) = case(2, 20, 2, 32, BFLOAT16)
+def test_strided_upstream_gradient():
+    tables, (qkv, *weights), (upstream,) = case(2, 20, 2, 32, BFLOAT16)
     qkv.requires_grad_()
-    out = attention(qkv, *weights, *tables, 2)
+    out = fused_attention(qkv, *weights, *tables, 2)
     (want,) = torch.autograd.grad(out, qkv, upstream, retain_graph=True)
-    apart = upstream.transpose(0, 1).contiguous().transpose(0, 1)
-    assert torch.equal(torch.autograd.grad(out, qkv, apart)[0], want)
+    strided = upstream.transpose(0, 1).contiguous().transpose(0, 1)
+    assert torch.equal(torch.autograd.grad(out, qkv, strided)[0], want)
 
 
 def test_operators():
-    tables, (qkv, *weights, _), (upstream,) = case(2, 11, 2, 32, BFLOAT16)
-    for float32, with_sums in itertools.product((True, False), repeat=2):
-        torch.library.opcheck(attention_ops._attend, (qkv, *weights, *tables, 2, float32, with_sums))
+    tables, inputs, (upstream,) = case(2, 11, 2, 32, BFLOAT16)
+    for float32, for_backward in itertools.product((True, False), repeat=2):
+        torch.library.opcheck(attention_ops._attend, (*inputs, *tables, 2, float32, for_backward))
     for float32 in (True, False):
-        saved = attention_ops._attend(qkv, *weights, *tables, 2, float32, True)
-        torch.library.opcheck(attention_ops._attend_back, (upstream, *saved, qkv, *weights, *tables))
+        saved = attention_ops._attend(*inputs, *tables, 2, float32, True)
+        torch.library.opcheck(attention_ops._attend_backward, (upstream, *saved, *inputs, *tables))
 
 
 def test_compiled():
@@ -242,9 +220,8 @@ def test_compiled():
     want = run(tables, inputs, upstream, 2)
     torch._dynamo.reset()
 
-    def function(qkv, query, key, bias):
-        assert supports_attention(qkv, 2)
-        return attention(qkv, query, key, *tables, 2, bias)
+    def function(qkv, query, key):
+        return attention(qkv, 2, HeadNorm(query), HeadNorm(key), tables)
 
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     found = gradients(compiled, inputs, upstream)
@@ -255,7 +232,7 @@ def test_compiled():
     torch._dynamo.reset()
 
 
-def test_what_is_covered():
+def test_supported_shapes_and_dtypes():
     qkv = torch.zeros(1, 272, 3 * 128, dtype=BFLOAT16, device=DEVICE)
     assert supports_attention(qkv, 2)
     assert supports_attention(qkv, 1)  # a head of 128
@@ -277,7 +254,7 @@ def test_what_is_covered():
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Whether each call of the operator stored sums, as it does for gradients."""
+    """Record for each call of the operator whether it stored sums for the backward pass."""
     found, real = [], attention_ops._attend
     monkeypatch.setattr(attention_ops, "_attend", lambda *a: (found.append(a[-1]), real(*a))[1])
     return found
@@ -291,7 +268,8 @@ def calls(monkeypatch):
         ({"attention_float32": True}, BFLOAT16, True),
         ({"attention_float32": True}, FLOAT32, False),
         ({"rope": False}, BFLOAT16, False),
-        ({"qk_norm": False}, BFLOAT16, False),
+        ({"qk_norm": "none"}, BFLOAT16, False),
+        ({"qk_norm": "layer"}, BFLOAT16, False),
         ({"num_heads": 4}, BFLOAT16, False),  # heads of 16
     ],
 )
@@ -318,14 +296,15 @@ def test_a_layer_in_float32(float32):
     with torch.no_grad():
         weights = layer.query_norm.weight, layer.key_norm.weight
         want, other = (
-            attention(layer.qkv(x), *weights, *tables, 2, float32=wide) for wide in (float32, not float32)
+            layer.output(fused_attention(layer.qkv(x), *weights, *tables, 2, wide))
+            for wide in (float32, not float32)
         )
-        assert torch.equal(layer.mixed(x, *tables), want)
+        assert torch.equal(layer(x, *tables), want)
     assert not torch.equal(want, other)
 
 
-def test_attention_is_that_of_the_module():
-    """In bfloat16: the same numbers up to a rounding of each."""
+def test_a_layer_with_kernels_agrees_with_pytorch():
+    """In bfloat16 the results agree up to rounding."""
     cos, sin = rope_tables(70, 64, torch.device(DEVICE))
     module = Attention(DiTConfig(hidden_size=128, num_heads=2)).to(DEVICE, BFLOAT16)
     x = draw(2, 70, 128, dtype=BFLOAT16)
@@ -346,19 +325,16 @@ def layer_case():
 
 
 def parameter_gradients(layer, inputs, upstream, dtype=BFLOAT16):
-    """Of all parameters but the last bias where it is owed one."""
     layer.zero_grad()
     with torch.autocast(DEVICE, dtype, enabled=dtype is not None):
-        out, bias = layer.branch_and_bias(*inputs)
-    assert bias is None or bias is layer.output.bias
+        out = layer(*inputs)
     out.backward(upstream.to(out.dtype))
-    named = {name: p.grad for name, p in layer.named_parameters() if p is not bias and p.requires_grad}
-    return {name: grad.clone() for name, grad in named.items()}
+    return {name: p.grad.clone() for name, p in layer.named_parameters()}
 
 
 @pytest.mark.parametrize("float32", [False, True])
 def test_every_gradient_of_an_attention_layer(float32, calls):
-    """Through the module, as autocast has it."""
+    """Through the module, under autocast."""
     layer, inputs, upstream = layer_case()
     layer.float32 = float32
     found = parameter_gradients(layer, inputs, upstream)
@@ -367,20 +343,9 @@ def test_every_gradient_of_an_attention_layer(float32, calls):
         plain = parameter_gradients(layer, inputs, upstream)
         layer.float32 = False
         exact = parameter_gradients(layer.double(), [t.double() for t in inputs], upstream, None)
-    assert found.keys() >= {"qkv.weight", "qkv.bias", "query_norm.weight", "key_norm.weight", "output.weight"}
+    assert len(found) == 6
     for name, got in found.items():
         assert error(got, exact[name]) < 1.5 * error(plain[name], exact[name]) + 5e-3, name
-
-
-def test_a_bias_alone():
-    """It is owed its gradient also where nothing else has one."""
-    layer, inputs, upstream = layer_case()
-    want = parameter_gradients(layer, inputs, upstream)["qkv.bias"]
-    for name, parameter in layer.named_parameters():
-        parameter.requires_grad_(name == "qkv.bias")
-    found = parameter_gradients(layer, inputs, upstream)
-    assert found.keys() == {"qkv.bias"}
-    assert torch.equal(found["qkv.bias"], want)
 
 
 def test_a_compiled_block():

@@ -1,24 +1,22 @@
-"""The kernel of sampling in 8-bit numbers against the modules in PyTorch; ``support.interpreter`` says
-where it runs.
-"""
+"""The float8 kernels of sampling against PyTorch; ``tests.support.interpreter`` decides where they run."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from driftgen.generators import DiT, dit, fp8
+from driftgen.generators import DiT, fp8
 from driftgen.generators.dit import SwiGLU
-from driftgen.generators.fp8 import Fp8SwiGLU, quantize
-from driftgen.ops import dispatch
-from driftgen.ops import fp8_activations as sampling_ops
+from driftgen.generators.fp8 import Fp8SwiGLU
+from driftgen.ops import dispatch, fp8_activations
+from driftgen.ops.fp8_activations import Fp8Activation, fp8_norm, fp8_swiglu, quantize, supports_fp8_norm
 from tests.support.accuracy import error
 from tests.support.block_cases import BFLOAT16, FLOAT16, draw
 from tests.support.interpreter import DEVICE, _bfloat16_on_the_cpu, _kernels_everywhere  # noqa: F401
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _eight_bits_on_the_cpu():
-    """The interpreter does not round to the nearest 8-bit number: mended here."""
+def _float8_on_the_cpu():
+    """Round to the nearest float8 in the interpreter, which does not."""
     if DEVICE == "cuda":
         yield
         return
@@ -42,23 +40,25 @@ def _eight_bits_on_the_cpu():
 @pytest.mark.parametrize(
     ("rows", "width", "dtype"), [(5, 48, BFLOAT16), (3, 2752, BFLOAT16), (4, 64, FLOAT16)]
 )
-def test_swiglu_in_eight_bits(rows, width, dtype):
-    # silu of such numbers is exact, so that all of the rest has to be.
+def test_swiglu_in_float8(rows, width, dtype):
+    # silu of these gates is exact, so the rest must be exact too.
     gate = torch.randint(32, 100, (rows, width), device=DEVICE).to(dtype)
     value = draw(rows, width, dtype=dtype)
     value[1] = 0
-    eights, scales = sampling_ops.fp8_swiglu(torch.cat([gate, value], 1))
+    with torch.no_grad():
+        rounded = fp8_swiglu(torch.cat([gate, value], 1))
     want, want_scales = quantize(F.silu(gate) * value)
-    assert eights.dtype == torch.float8_e4m3fn
-    assert torch.equal(scales, want_scales)
-    assert torch.equal(eights.float(), want.float())
+    assert rounded.rows.dtype == torch.float8_e4m3fn
+    assert (rounded.shape, rounded.dtype) == (value.shape, dtype)
+    assert torch.equal(rounded.scale, want_scales)
+    assert torch.equal(rounded.rows.float(), want.float())
 
 
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize(
     ("shape", "dtype"), [((3, 5, 48), BFLOAT16), ((1, 19, 768), BFLOAT16), ((2, 4, 64), FLOAT16)], ids=str
 )
-def test_norm_in_eight_bits(shape, dtype, gated):
+def test_norm_in_float8(shape, dtype, gated):
     batch, _, width = shape
     x, branch = draw(*shape, dtype=dtype), draw(*shape, dtype=dtype)
     gate, scale, shift = draw(batch, 1, 3 * width, dtype=dtype, scale=0.3).chunk(3, dim=-1)
@@ -68,33 +68,34 @@ def test_norm_in_eight_bits(shape, dtype, gated):
         branch[0, 1] = 0
     added = (branch, gate) if gated else (None, None)
     with torch.inference_mode():
-        assert sampling_ops.supports_fp8_norm(x)
-        total, eights = sampling_ops.fp8_norm(x, *added, weight, scale, shift)
+        assert supports_fp8_norm(x)
+        total, rounded = fp8_norm(x, *added, weight, scale, shift)
     wide = x.double() + gate.double() * branch.double() if gated else x.double()
     assert torch.equal(total, wide.to(dtype)) if not gated else error(total, wide) < 3e-3
     normed = total.double() * (total.double().square().mean(-1, keepdim=True) + 1e-6).rsqrt()
     normed = normed * weight.double() * (1 + scale.double()) + shift.double()
     want, want_scale = quantize(normed.to(dtype).flatten(0, 1))
-    assert (eights.shape, eights.dtype) == (x.shape, dtype)
-    assert eights.rows.dtype == torch.float8_e4m3fn
-    # Where a last digit of the type lies on an edge, it may fall to the other side.
-    torch.testing.assert_close(eights.scale, want_scale, rtol=2**-7, atol=0)
-    assert (eights.rows.float() != want.float()).double().mean() < 2e-2
-    assert error(eights.rows.float() * eights.scale, want.float() * want_scale) < 1e-2
-    assert eights.rows[1].float().abs().sum() == 0  # a token of zeros stays one
+    assert isinstance(rounded, Fp8Activation)
+    assert (rounded.shape, rounded.dtype) == (x.shape, dtype)
+    assert rounded.rows.dtype == torch.float8_e4m3fn
+    # Another summation order may round to the other neighbor.
+    torch.testing.assert_close(rounded.scale, want_scale, rtol=2**-7, atol=0)
+    assert (rounded.rows.float() != want.float()).double().mean() < 2e-2
+    assert error(rounded.rows.float() * rounded.scale, want.float() * want_scale) < 1e-2
+    assert rounded.rows[1].float().abs().sum() == 0  # a token of zeros stays zero
 
 
-def test_which_streams_are_covered():
+def test_supported_streams():
     x = draw(2, 3, 48, dtype=BFLOAT16)
-    assert not sampling_ops.supports_fp8_norm(x)
+    assert not supports_fp8_norm(x)
     with torch.inference_mode():
-        assert sampling_ops.supports_fp8_norm(x)
-        assert not sampling_ops.supports_fp8_norm(x[..., :40])
-        assert not sampling_ops.supports_fp8_norm(x.double())
+        assert supports_fp8_norm(x)
+        assert not supports_fp8_norm(x[..., :40])
+        assert not supports_fp8_norm(x.double())
 
 
-def test_norms_of_a_block_in_eight_bits(monkeypatch):
-    """A block of 8-bit layers with norms that round for them, against the same without kernels."""
+def test_norms_of_a_float8_block(monkeypatch):
+    """A block of float8 layers with and without the kernels."""
     torch.manual_seed(0)
     monkeypatch.setattr(torch, "_scaled_mm", product)
     monkeypatch.setattr(fp8, "check_fp8", lambda device: None)
@@ -104,8 +105,8 @@ def test_norms_of_a_block_in_eight_bits(monkeypatch):
     network.to(DEVICE, BFLOAT16)
     assert fp8.use_fp8(network) == 10
     noise, labels = network.sample_noise(2), torch.tensor([1, 3], device=DEVICE)
-    called, real = [], dit.fp8_norm
-    monkeypatch.setattr(dit, "fp8_norm", lambda *a: (called.append(a[1] is None), real(*a))[1])
+    called, real = [], fp8_activations._norm_fp8
+    monkeypatch.setattr(fp8_activations, "_norm_fp8", lambda *a: (called.append(a[1] is None), real(*a))[1])
     with torch.inference_mode():
         got = network(noise, labels, 1.0)
         assert called == [True, False] * 2
@@ -129,21 +130,22 @@ def test_silu():
     both = torch.linspace(-100, 100, 512, device=DEVICE).to(BFLOAT16).repeat(4, 1)
     both[:, 256:] = draw(4, 256, dtype=BFLOAT16)
     both[2:, :256] = draw(2, 256, dtype=BFLOAT16, scale=2)
-    eights, scales = sampling_ops.fp8_swiglu(both)
+    with torch.no_grad():
+        rounded = fp8_swiglu(both)
     gate, value = both.chunk(2, dim=1)
     want, want_scales = quantize(F.silu(gate) * value)
-    # Another last digit may fall on the other side of a rounding edge.
-    torch.testing.assert_close(scales, want_scales, rtol=2**-7, atol=0)
-    assert (eights.float() != want.float()).double().mean() < 1e-2
-    assert error(eights.float() * scales, want.float() * want_scales) < 1e-2
+    # Another last digit may round to the other neighbor.
+    torch.testing.assert_close(rounded.scale, want_scales, rtol=2**-7, atol=0)
+    assert (rounded.rows.float() != want.float()).double().mean() < 1e-2
+    assert error(rounded.rows.float() * rounded.scale, want.float() * want_scales) < 1e-2
 
 
-def test_a_layer_in_eight_bits(monkeypatch):
+def test_a_swiglu_layer_in_float8(monkeypatch):
     monkeypatch.setattr(torch, "_scaled_mm", product)
     layer = Fp8SwiGLU(SwiGLU(32, 48).to(DEVICE))
     used = []
-    real = sampling_ops.fp8_swiglu
-    monkeypatch.setattr(fp8, "fp8_swiglu", lambda both: (used.append(both.shape), real(both))[1])
+    real = fp8_activations._swiglu_fp8
+    monkeypatch.setattr(fp8_activations, "_swiglu_fp8", lambda both: (used.append(both.shape), real(both))[1])
     for dtype in (torch.float32, BFLOAT16):
         x = draw(2, 5, 32, dtype=dtype, scale=3)
         with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Launches that skip Triton's look at their arguments pass the same ones, to the same compiled kernel."""
+"""Cached launches pass the same arguments to the same compiled kernel as Triton does."""
 
 import json
 import os
@@ -74,7 +74,7 @@ for given in calls:
 usual = count
 again = Launch(add_kernel, 7, block.device, 100, 0.25, BLOCK=256, ROUND=False, num_warps=2)
 again.prepare(torch.float16, torch.float32, torch.float32)
-again._prepared.result()
+again._compilation.result()
 known = sum(len(cache) for cache, *_ in add_kernel.device_caches.values())
 again(*half)
 compiled = sum(len(cache) for cache, *_ in add_kernel.device_caches.values()) - known
@@ -86,8 +86,8 @@ print(json.dumps({"ours": ours, "usual": others, "looked": usual, "compiled": co
 """
 
 
-def test_what_is_launched_is_what_triton_would_launch(tmp_path):
-    # Triton reads the source of a kernel from its file. Not in this process, where it interprets.
+def test_cached_launches_match_those_of_triton(tmp_path):
+    # Triton reads the source of a kernel from its file. A child process, since this one uses the interpreter.
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     environment = {

@@ -1,5 +1,5 @@
-"""The norm of a U-Net's maps with modulation and SiLU as GPU kernels (on the CPU in Triton's interpreter)
-against float64, and the networks that use it."""
+"""The modulated group norm kernels against float64, and the networks that use them;
+``tests.support.interpreter`` decides where they run."""
 
 import copy
 
@@ -72,7 +72,7 @@ def test_16_bit_maps_are_rounded_once(dtype):
         assert error(got, want) < (4e-3 if dtype == BFLOAT16 else 5e-4)
 
 
-def test_two_runs_are_the_same_and_nothing_is_left_unwritten(monkeypatch):
+def test_runs_are_deterministic_and_write_everything(monkeypatch):
     leaves, upstream = case((2, 10, 7, 7))
     first = results(lambda x, *parts: modulated_group_norm(x, 5, *parts), leaves, upstream)
     real = torch.empty_like
@@ -88,10 +88,10 @@ def test_operators():
     x, scale, shift = x.detach(), scale.detach(), shift.detach()
     torch.library.opcheck(map_norm_ops._norm, (x, 4, scale, shift))
     _, statistics = map_norm_ops._norm(x, 4, scale, shift)
-    torch.library.opcheck(map_norm_ops._norm_back, (upstream, x, scale, shift, statistics))
+    torch.library.opcheck(map_norm_ops._norm_backward, (upstream, x, scale, shift, statistics))
 
 
-def test_what_is_covered(monkeypatch):
+def test_supported_maps(monkeypatch):
     x = case((2, 12, 4, 4))[0][0].detach()
     assert supports_modulated_group_norm(x, 4)
     assert not supports_modulated_group_norm(x, 5)
@@ -121,8 +121,8 @@ def outputs(network, inputs):
 
 
 def test_a_network(monkeypatch):
-    """Kernels wherever it norms, with the gradients that it has without them."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # or convolutions differ by more
+    """All norms use the kernels, and the gradients are those without kernels."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # TF32 convolutions differ by more
     network, used = small_unet(), []
     noise, labels = network.sample_noise(2), torch.tensor([0, 1], device=DEVICE)
     inputs = Noise(noise.gaussian.to(memory_format=torch.channels_last), noise.style), labels, 1.5
@@ -137,7 +137,7 @@ def test_a_network(monkeypatch):
 
 
 def test_a_compiled_block():
-    """As one graph, in which the norms are operators of ours."""
+    """One graph, in which the norms are custom operators."""
     block = small_unet().down[0]
     x = case((2, 12, 4, 4))[0][0].detach()
     condition, calls = torch.randn(2, 256, device=DEVICE), []

@@ -1,4 +1,4 @@
-"""The kernels for feature maps against float64, on an NVIDIA GPU, or statement by statement on the CPU."""
+"""The patch statistics kernels against float64; ``tests.support.interpreter`` decides where they run."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def error(found, exact):
 
 
 def compare(x, patch_sizes=(2, 4), only=None, allowed=1e-6):
-    """Features and gradient of the kernels against float64; rounding to the type comes on top."""
+    """Compare features and gradients with float64, allowing for one rounding to the dtype."""
     leaf, exact = x.clone().requires_grad_(), x.double().requires_grad_()
     found = features(leaf, patch_sizes, statistics=refuse)
     wanted = features(exact, patch_sizes)
@@ -75,7 +75,7 @@ def test_against_float64(shape, patch_sizes, dtype):
 
 
 @pytest.mark.parametrize("shape", [(1, 3, 64, 64), (1, 33, 21, 3), (1, 64, 28, 12)], ids=str)
-def test_more_cells_than_one_tile_has(shape):
+def test_several_tiles(shape):
     compare(feature_map(*shape), ())
 
 
@@ -87,7 +87,7 @@ def test_maps_of_the_paper(shape, dtype):
 
 
 @pytest.mark.cuda
-def test_more_numbers_than_32_bits_count():
+def test_offsets_beyond_32_bits():
     if torch.cuda.mem_get_info()[0] < 32e9:
         pytest.skip("needs 32 GB")
     x = torch.zeros(2049, 256, 64, 64, dtype=torch.bfloat16, device=DEVICE)
@@ -113,7 +113,7 @@ def test_missing_gradients_of_large_patches():
     compare(feature_map(1, 6, 8, 8), (8, 4), ["f_mean_8", "f_std_4"])
 
 
-def test_gradients_in_any_layout():
+def test_gradients_in_any_memory_format():
     x = feature_map(2, 6, 4, 4).requires_grad_()
     found = features(x, (2,))
     layouts = [lambda g: g.mT.contiguous().mT, lambda g: g[:1, :1, :1].expand_as(g)]
@@ -129,7 +129,7 @@ def test_gradients_in_any_layout():
     [(torch.float32, 100.0, 0.1, 1e-4), (torch.float32, 1e4, 1.0, 1e-3), (torch.bfloat16, 60.0, 0.5, 1e-5)],
 )
 def test_a_mean_larger_than_the_spread(dtype, offset, spread, allowed):
-    """E[x²] − E[x]² would have no digit left, and in 16 bits neither would x minus the rounded mean."""
+    """E[x²] − E[x]² would have no correct digit, nor would x minus a mean rounded to 16 bits."""
     x = feature_map(1, 32, 16, 16, dtype=dtype, offset=offset, spread=spread)
     compare(x, allowed=allowed)
     compare(x, (4,), ["f_std", "f_std_4"], allowed=allowed)
@@ -147,7 +147,7 @@ WHOLE = (16, 16)
 
 
 @pytest.mark.parametrize(
-    ("x", "sizes", "covered"),
+    ("x", "sizes", "supported"),
     [
         (feature_map(2, 8, 16, 16), [WHOLE, (2, 2), (4, 4)], True),
         (feature_map(2, 8, 16, 16), [(8, 8)], True),
@@ -168,13 +168,13 @@ WHOLE = (16, 16)
     ],
     ids=lambda value: str(value) if not isinstance(value, torch.Tensor) else "x".join(map(str, value.shape)),
 )
-def test_which_maps_are_covered(x, sizes, covered):
-    assert supports_patch_statistics(x, sizes) == covered
+def test_supported_maps(x, sizes, supported):
+    assert supports_patch_statistics(x, sizes) == supported
     with dispatch.without_kernels():
         assert not supports_patch_statistics(x, sizes)
 
 
-def test_maps_that_are_not_covered_take_pytorch():
+def test_unsupported_maps_use_pytorch():
     x = feature_map(2, 6, 12, 12).contiguous()
     compare_with = features(x.double(), (2, 3))
     for leaf in (x, x.contiguous(memory_format=torch.channels_last)):
@@ -183,14 +183,14 @@ def test_maps_that_are_not_covered_take_pytorch():
 
 
 def test_dense_without_kernels():
-    """The loss reads vectors: with channels innermost it needs no copy."""
+    """The loss reads vectors: channels-last maps need no copy."""
     x = feature_map(2, 6, 8, 8, dtype=torch.bfloat16)
     for pair in patch_statistics(x, [(8, 8), (2, 2)]):
         assert all(statistic.is_contiguous() for statistic in pair)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_without_gradient_nothing_is_kept(dtype):
+def test_without_gradient_nothing_is_saved(dtype):
     x = feature_map(1, 6, 4, 4, dtype=dtype).requires_grad_()
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
@@ -244,11 +244,13 @@ def test_of_an_encoder(compiled):
             values = mae.features(leaf)
         sum(v.square().mean() for v in values.values()).backward()
         found.append({**values, "gradient": leaf.grad})
-    # Convolutions of float32 keep ten bits on a GPU, and may not take the same algorithm twice.
+    # float32 convolutions use TF32 on a GPU, and cuDNN may choose another algorithm each time.
     atol, rtol = (1e-2, 1e-2) if DEVICE == "cuda" else (1e-5, 1e-4)
     torch.testing.assert_close(*found, atol=atol, rtol=rtol)
 
 
-def test_an_uncovered_map_is_refused():
-    with pytest.raises(ValueError, match="not covered"):
+def test_an_unsupported_map_is_refused():
+    with pytest.raises(
+        ValueError, match=r"the kernels do not take patches \[\(3, 3\)\] of a map \[1, 2, 6, 6\]"
+    ):
         fused_patch_statistics(feature_map(1, 2, 6, 6), [(3, 3)])

@@ -1,4 +1,4 @@
-"""Numbers, networks and counts that tests of the kernels of Transformer blocks share."""
+"""Inputs, networks and tolerances that the tests of Transformer kernels share."""
 
 import torch
 
@@ -7,7 +7,7 @@ from driftgen.generators.conditioning import RMSNorm
 from tests.support.interpreter import DEVICE
 
 FLOAT32, BFLOAT16, FLOAT16 = torch.float32, torch.bfloat16, torch.float16
-# Relative errors: numbers are rounded once or twice, sums over many of them not at all.
+# Relative errors of elements, which are rounded once or twice, and of sums, which are not rounded.
 ALLOWED = {FLOAT32: 1e-6, BFLOAT16: 3e-3, FLOAT16: 4e-4}
 SUMMED = 1e-5
 TINY = {
@@ -31,29 +31,24 @@ def leaf(tensor, dtype=None):
 
 
 def gradients(function, inputs, upstream):
-    """What a function gives, and the gradients of its inputs."""
+    """Return the outputs of a function and the gradients of its inputs."""
     inputs = [leaf(t) for t in inputs]
     outputs = function(*inputs)
     outputs = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
-    found = torch.autograd.grad(outputs, inputs, [g.to(o) for g, o in zip(upstream, outputs, strict=True)])
-    return list(outputs), list(found)
+    grads = torch.autograd.grad(outputs, inputs, [g.to(o) for g, o in zip(upstream, outputs, strict=True)])
+    return list(outputs), list(grads)
 
 
 def poison(monkeypatch):
-    """All memory that an operator gets is filled with what no result may contain."""
+    """Fill all memory that an operator allocates with NaN, which no result may contain."""
     real = torch.Tensor.new_empty
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **k: real(*a, **k).fill_(torch.nan))
-
-
-def owed(x, bias):
-    """x, of which the bias is a part, as a function of both."""
-    return x if bias is None else x + (bias - bias.detach())
 
 
 def tiny(**options):
     torch.manual_seed(0)
     net = DiT(**TINY | options).to(DEVICE)
-    for p in net.parameters():  # away from the zeros that adaLN and the output start with
+    for p in net.parameters():  # adaLN and the output start at zero
         torch.nn.init.normal_(p, std=0.1)
     for module in net.modules():
         if isinstance(module, RMSNorm):
@@ -62,7 +57,7 @@ def tiny(**options):
 
 
 def step(net, dtype=None):
-    """Samples and gradients."""
+    """Return samples and parameter gradients."""
     net.zero_grad()
     noise = net.sample_noise(2, torch.Generator(DEVICE).manual_seed(1))
     labels = torch.tensor([1, 2], device=DEVICE)

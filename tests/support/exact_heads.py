@@ -2,12 +2,9 @@
 
 import torch
 
-from tests.support.block_cases import owed
-
 
 def exact_heads(cos, sin, heads):
-    def function(qkv, *weights, bias=None):
-        qkv = owed(qkv, bias)
+    def function(qkv, *weights):
         *normed, value = qkv.unflatten(-1, (3, heads, -1)).transpose(1, 3).unbind(2)
         out = []
         for x, weight in zip(normed, weights, strict=True):
@@ -18,8 +15,3 @@ def exact_heads(cos, sin, heads):
         return *out, value
 
     return function
-
-
-def with_bias(function, *rest):
-    """The last of its inputs is the bias."""
-    return lambda *t: function(*t[:-1], *rest, bias=t[-1])

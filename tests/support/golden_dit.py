@@ -1,4 +1,4 @@
-"""Golden DiT cases and artifacts."""
+"""Golden DiT cases and artifacts of the authors' code."""
 
 from pathlib import Path
 
@@ -8,7 +8,8 @@ import torch
 import driftgen as dg
 
 DATA = Path(__file__).parents[1] / "data"
-GOLDEN = np.load(DATA / "02_ditgen.npz")
+GOLDEN = {**np.load(DATA / "02_ditgen.npz"), **np.load(DATA / "02_ditgen_plain.npz")}
+CASES = ("A_full", "B_plain_layernorm_gelu", "C_pixel_patch4")
 
 
 def artifact(case):
@@ -18,7 +19,7 @@ def artifact(case):
 def golden(case, key):
     value = torch.tensor(GOLDEN[f"{case}/{key}"])
     if value.ndim == 4:
-        return value.permute(0, 3, 1, 2).contiguous()  # theirs is BHWC
+        return value.permute(0, 3, 1, 2).contiguous()  # the release has BHWC
     return value.long() if value.dtype == torch.int32 else value
 
 

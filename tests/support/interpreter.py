@@ -1,5 +1,5 @@
-"""Where tests of GPU kernels run: on an NVIDIA GPU, or statement by statement on the CPU (Triton's own
-interpreter). A test file that imports these fixtures uses them."""
+"""Fixtures that run the tests of Triton kernels: on an NVIDIA GPU, or on the CPU in Triton's interpreter. A
+test file that imports them uses them."""
 
 import numpy as np
 import pytest
@@ -18,9 +18,7 @@ def _kernels_everywhere(monkeypatch):
 
 @pytest.fixture(autouse=True, scope="module")
 def _bfloat16_on_the_cpu():
-    """The interpreter multiplies the bits of bfloat16 as if they were whole numbers, and cuts them off
-    instead of rounding: both mended here.
-    """
+    """Fix bfloat16 in the interpreter, which multiplies its bits as integers and truncates on rounding."""
     if DEVICE == "cuda":
         yield
         return

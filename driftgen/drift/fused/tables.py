@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from driftgen.drift.fused.shapes import BucketShape
-from driftgen.ops.dispatch import is_capturing, on
+from driftgen.ops.dispatch import device_guard, is_capturing
 
 __all__ = ["feature_table"]
 
@@ -46,7 +46,7 @@ def _captured_table(rows: list[tuple[int, ...]], device: torch.device) -> Tensor
     from driftgen.drift.fused.statistics_triton import table_row
 
     table = torch.empty(len(rows), len(rows[0]), dtype=torch.int64, device=device)
-    with on(device):
+    with device_guard(device):
         for row, values in zip(table, rows, strict=True):
             table_row[(1,)](row, *values, num_warps=1)
     return table
