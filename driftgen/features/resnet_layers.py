@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from driftgen.ops.frozen_conv import frozen_conv
 from driftgen.ops.group_norm import group_norm
 
 __all__ = ["Block", "Conv", "ConvNormReLU", "Decoder", "Encoder", "Norm", "Up", "norm_groups", "upsample"]
@@ -39,6 +40,10 @@ class Conv(nn.Conv2d):
 
     def __init__(self, inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> None:
         super().__init__(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+        self.sizes = (stride, stride), (kernel // 2, kernel // 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return frozen_conv(x, self.weight, *self.sizes)
 
 
 class Block(nn.Module):
