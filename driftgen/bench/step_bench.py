@@ -145,6 +145,8 @@ def build_step(sizes: Sizes, device: torch.device, phases: Phases | None = None)
     if phases is not None:
         phases.watch(generator, phi, loss)
     autocast = None if sizes.dtype == torch.float32 else sizes.dtype
+    if autocast is not None:
+        phi.cast_convolutions(autocast)
     step = DriftStep(generator, phi.features, loss, generated=sizes.generated, autocast=autocast)
     compute: Callable[[StepInputs], StepOutput] = step
     if sizes.micro > 1:

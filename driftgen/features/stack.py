@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from driftgen.errors import InputError
+from driftgen.features.resnet_layers import Conv
 from driftgen.ops.compile import compile_parts
 
 __all__ = ["DecodeFirst", "Encoder", "FeatureStack"]
@@ -106,6 +108,12 @@ class FeatureStack(Frozen):
         """Compile every encoder, module by module."""
         for encoder in self.networks:
             compile_parts(encoder)
+
+    def cast_convolutions(self, dtype: torch.dtype) -> None:
+        """Cast the convolution weights of MAEs once, as autocast to ``dtype`` would at every call."""
+        for module in self.modules():
+            if isinstance(module, Conv):
+                module.to(dtype)
 
     def features(self, x: Tensor) -> dict[str, Tensor]:
         """Return φ_j(x) for every j, each ``[B, V_j, D_j]``."""

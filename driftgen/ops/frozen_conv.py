@@ -61,12 +61,12 @@ class _FrozenConv(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (weight,) = ctx.saved_tensors
         grad = grad.contiguous(memory_format=torch.channels_last)
-        # Only the shape, dtype and memory format of the input matter.
-        x = grad if grad.shape == ctx.size else torch.empty(ctx.size, dtype=grad.dtype, device=grad.device)
+        x = grad
+        if grad.shape != ctx.size:  # only the shape, dtype and memory format of the input matter
+            x = torch.empty(ctx.size, dtype=grad.dtype, device=grad.device, memory_format=torch.channels_last)
         grad_x, _, _ = torch.ops.aten.convolution_backward(
-            grad, x.contiguous(memory_format=torch.channels_last), weight, None, ctx.stride, ctx.padding,
-            (1, 1), False, (0, 0), 1, (True, False, False),
-        )  # fmt: skip
+            grad, x, weight, None, ctx.stride, ctx.padding, (1, 1), False, (0, 0), 1, (True, False, False)
+        )
         return grad_x, None, None, None
 
 

@@ -100,6 +100,8 @@ class Training:
         self.samples_per_step = batch.classes * batch.generated
         loss = DriftingLoss(**config.loss.model_dump(), process_group=distributed.group)
         autocast = torch.bfloat16 if config.precision == "bfloat16" else None
+        if autocast is not None and mesh is None and not parts.encoders:  # modules of the caller stay as is
+            self.phi.cast_convolutions(autocast)
         self.step = DriftStep(self.model, self.encode, loss, generated=batch.generated, autocast=autocast)
         self.micro: MicroBatchedStep | None = None
         self.compute: Callable[[StepInputs], StepOutput] = self.step

@@ -91,6 +91,17 @@ def test_the_loss_takes_a_stack():
     assert generated.grad.abs().sum() > 0
 
 
+def test_convolutions_cast_once_give_what_autocast_gives():
+    stack, x = FeatureStack([ResNetMAE(3, 16, blocks=(1, 1), decoder=False)]), torch.randn(2, 3, 8, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = stack.features(x)
+        stack.cast_convolutions(torch.bfloat16)
+        features = stack.features(x)
+    assert {p.dtype for p in stack.parameters()} == {torch.float32, torch.bfloat16}
+    for name, value in expected.items():
+        assert torch.equal(features[name], value)
+
+
 def test_errors():
     mae = ResNetMAE(3, 16, blocks=(1, 1), decoder=False)
     with pytest.raises(dg.InputError, match="two encoders have a feature 'norm_x'"):
