@@ -9,6 +9,8 @@ from driftgen.features import FeatureStack, ResNetMAE
 from driftgen.generators import DiT
 from driftgen.training.distributed import Distributed
 from driftgen.training.graphed_step import GraphedStep
+from driftgen.training.pretrain import Pretraining
+from driftgen.training.recipes import load_recipe
 from driftgen.training.step import guided_inputs
 from driftgen.training.trainer import train
 from tests.support.golden_steps import (
@@ -153,3 +155,23 @@ def test_a_run_is_the_same_captured(tmp_path):
         states[graph] = final(tmp_path / str(graph))
     for name, value in states[False].items():
         torch.testing.assert_close(states[True][name], value, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("finetune", [0, 2])
+def test_a_captured_pretraining_step_is_the_step(finetune):
+    """Loss and gradients of the same steps, before and during fine-tuning."""
+    results = {}
+    for graph in (True, False):
+        changes = [f"mae.finetune_steps={finetune}", "mae.finetune_ramp=1", "optim.steps=4", "batch_size=16"]
+        recipe = load_recipe("mae-digits", [*changes, f"cuda_graph={graph}"], "pretrain")
+        task = Pretraining(recipe, Distributed.start())
+        assert (task.graphed is not None) == graph
+        results[graph] = []
+        for step in range(4):
+            task.mae.zero_grad()
+            loss = task.compute_gradient(step).item()
+            results[graph].append((loss, gradients(task.mae).clone()))
+        task.data.close()
+    for (loss, gradient), (expected, reference) in zip(results[True], results[False], strict=True):
+        assert loss == pytest.approx(expected, rel=1e-5)
+        assert relative(gradient, reference) < 1e-4
