@@ -376,7 +376,6 @@ def test_a_step_in_mixed_precision_is_supported(launches, monkeypatch):
         ({"types": (torch.float64,) * 3}, "samples are float64"),
         ({"types": (torch.bfloat16, torch.float32, torch.float32)}, "mix the dtypes bfloat16 and float32"),
     ],
-    ids=str,
 )
 def test_support(change, reason):
     change = dict(change)
