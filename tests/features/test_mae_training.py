@@ -45,9 +45,11 @@ def test_maps_keep_their_memory_format():
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("compiled", [False, True])
-def test_training_on_a_gpu_is_channels_last(compiled):
+def test_training_on_a_gpu_is_channels_last(compiled, monkeypatch):
     """No contiguous map reaches the upsampling; loss and gradients are those of the CPU."""
-    model, seen = small(base_channels=16), []
+    # Gradients amplify the rounding of TF32, and any rounding where a norm has one channel per group.
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    model, seen = small(base_channels=64), []
     x, labels = torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 3])
     mask = model.sample_mask(4, torch.Generator().manual_seed(0), size=(8, 8))
     want = model.loss(x, mask, labels, 0.1).loss
@@ -62,9 +64,10 @@ def test_training_on_a_gpu_is_channels_last(compiled):
     got = model.loss(x.cuda(), mask.cuda(), labels.cuda(), 0.1).loss
     got.backward()
     assert all(y.is_contiguous(memory_format=torch.channels_last) for y in seen)
-    torch.testing.assert_close(got.cpu(), want, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-5)
     for parameter, grad in zip(model.parameters(), grads, strict=True):
-        torch.testing.assert_close(parameter.grad.cpu(), grad, rtol=0.02, atol=0.02 * float(grad.abs().max()))
+        largest = float(grad.abs().max())
+        torch.testing.assert_close(parameter.grad.cpu(), grad, rtol=1e-3, atol=1e-3 * largest)
 
 
 def test_training_learns():
