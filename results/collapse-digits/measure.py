@@ -1,6 +1,8 @@
-"""Train one MLP on the packaged digits from three initializations, 900 steps each (about 30 s each on one core):
+"""Train one MLP on the packaged digits from three initializations, 900 steps each.
 
-python results/collapse-digits/measure.py
+    python results/collapse-digits/measure.py
+
+Takes about 30 s for each on one core.
 """
 
 import json
