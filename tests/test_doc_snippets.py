@@ -2,6 +2,7 @@
 
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,9 @@ def execute(code, name):
 
 @pytest.fixture(autouse=True, scope="module")
 def _matplotlib():
-    """Import the library of the reports before the first test is timed."""
-    pytest.importorskip("matplotlib.pyplot")
+    """Import the libraries of a run before the first test is timed."""
+    import_module("matplotlib.pyplot")
+    import_module("driftgen.training.run")
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +44,15 @@ def _scratch(tmp_path, monkeypatch):
 def test_one_block(section):
     (code,) = blocks(EXTENDING[section])
     execute(code, section)
+
+
+@pytest.mark.parametrize("page", ["one-step", "training", "models"])
+def test_blocks_of_a_guide(page):
+    """All blocks that need neither a GPU nor a download."""
+    runnable = [b for b in blocks((ROOT / "docs" / f"{page}.md").read_text()) if "cuda" not in b]
+    assert runnable
+    for number, code in enumerate(runnable):
+        execute(code, f"{page} {number}")
 
 
 def test_a_task_trains_and_resumes(tmp_path):

