@@ -149,7 +149,7 @@ def test_readme_example_runs(tmp_path, monkeypatch):
     assert len([line for line in code.splitlines() if line.strip()]) == 10
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(model_io, "_REGISTRY", dict(model_io._REGISTRY))
-    short = {"optim": {"steps": 25, "warmup": 5}, "output": {"metrics_every": 5}}
+    short = {"optim": {"steps": 40, "warmup": 5}, "output": {"metrics_every": 5}}
     monkeypatch.setattr(dg, "train", functools.partial(dg.train, **short))
     torch.manual_seed(0)
     names = {"__name__": "readme"}
