@@ -3,12 +3,14 @@
 import functools
 import json
 import re
+import shlex
 import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
+import typer
 
 import driftgen as dg
 from benchmarks.tune import save
@@ -107,6 +109,41 @@ def test_a_benchmark_says_where_its_figures_come_from(tmp_path, monkeypatch):
     assert {"torch", "hardware", "driftgen", "gpu"} <= found.keys()
 
 
+def commands():
+    """Every ``driftgen`` command of the documents and of the records in results/."""
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("results/**/*.md")]:
+        text = page.read_text()
+        fenced = [
+            line for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines()
+        ]
+        inline = re.findall(r"`(driftgen [^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+        for line in [*fenced, *inline]:
+            for command in line.split("#")[0].split("&&"):
+                yield page.name, command.strip()
+    for path in (ROOT / "results").rglob("*.json"):
+        yield path.name, json.loads(path.read_text()).get("command") or ""
+
+
+def test_commands_exist_with_their_options():
+    from driftgen.cli.root import app
+
+    checked = 0
+    for where, line in commands():
+        words = shlex.split(line)
+        if words[:1] != ["driftgen"]:
+            continue
+        command, words = typer.main.get_command(app), words[1:]
+        while hasattr(command, "commands") and words and not words[0].startswith("-"):
+            assert words[0] in command.commands, f"{where}: {line}"
+            command, words = command.commands[words[0]], words[1:]
+        known = {"--help"} | {option for parameter in command.params for option in parameter.opts}
+        known |= {option for parameter in command.params for option in parameter.secondary_opts}
+        unknown = [word for word in words if re.match(r"--?[a-z]", word) and word.split("=")[0] not in known]
+        assert not unknown, f"{where}: {line}"
+        checked += 1
+    assert checked > 60
+
+
 def test_antisymmetry_tables_are_those_of_the_runs():
     for kind in ("points", "generator"):
         table = (ROOT / f"results/toy-antisymmetry/{kind}/table.md").read_text()
@@ -150,6 +187,7 @@ def test_readme_example_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(model_io, "_REGISTRY", dict(model_io._REGISTRY))
     short = {"optim": {"steps": 40, "warmup": 5}, "output": {"metrics_every": 5}}
+    short["batch"] = {"generated": 16, "positives": 32}
     monkeypatch.setattr(dg, "train", functools.partial(dg.train, **short))
     torch.manual_seed(0)
     names = {"__name__": "readme"}
