@@ -127,12 +127,12 @@ def commands():
 def test_commands_exist_with_their_options():
     from driftgen.cli.root import app
 
-    checked = 0
+    checked, root = 0, typer.main.get_command(app)
     for where, line in commands():
         words = shlex.split(line)
         if words[:1] != ["driftgen"]:
             continue
-        command, words = typer.main.get_command(app), words[1:]
+        command, words = root, words[1:]
         while hasattr(command, "commands") and words and not words[0].startswith("-"):
             assert words[0] in command.commands, f"{where}: {line}"
             command, words = command.commands[words[0]], words[1:]
