@@ -132,11 +132,12 @@ class Training:
             alpha = torch.ones_like(alpha)  # guidance needs unconditional negatives
         noise = []
         for position in range(config.batch.classes)[self.part]:
-            # One seed per class on the device's own generator: noise is large, so it is drawn in place.
+            # One seed per class on the device's own generator: noise is large, so it is drawn in place. A
+            # user's network may draw on the CPU.
             _seed(device, derive_seed(config.seed, step, NOISE, position))
             noise.append(self.generator.sample_noise(config.batch.generated))  # type: ignore[operator]
         return guided_inputs(
-            tree_map(lambda *parts: torch.cat(parts), *noise),
+            tree_map(lambda *parts: torch.cat(parts).to(device, non_blocking=True), *noise),
             real.labels.to(device, non_blocking=True),
             alpha[self.part].to(device, non_blocking=True),
             real.positives.to(device, non_blocking=True),
@@ -271,12 +272,11 @@ def _origin(config: TrainConfig) -> dict[str, str]:
 
 
 def _seed(device: torch.device, seed: int) -> None:
-    """Seed the generator of one device.
+    """Seed the generators of the CPU and of one device.
 
     ``torch.manual_seed`` seeds every device and queues a call for each one that is not initialized: the
     queue would grow with every step.
     """
+    torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
-    else:
-        torch.default_generator.manual_seed(seed)
