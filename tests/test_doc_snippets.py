@@ -58,7 +58,7 @@ def test_blocks_of_a_guide(page):
 def test_a_task_trains_and_resumes(tmp_path):
     (code,) = blocks(EXTENDING["A task"])
     execute(code, "task")
-    assert (tmp_path / "runs" / "moons" / "moons-0.99.pt").is_file()
+    assert (tmp_path / "runs" / "moons" / "moons-0.99.safetensors").is_file()
     longer = code.replace("steps=50", "steps=55").replace("override=False", "override=True")
     assert longer.count("55") == longer.count("override=True") == 1
     execute(longer, "task")
