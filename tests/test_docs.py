@@ -191,6 +191,7 @@ def test_readme_ratios_come_from_results():
     assert_figures("README.md", f"{time:.0%}", f"{memory:.0%}")
 
 
+@pytest.mark.slow
 def test_readme_example_runs(tmp_path, monkeypatch):
     """The ten lines, as they stand, with fewer steps."""
     code, pretrained = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
