@@ -4,13 +4,22 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint setup clean
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+.PHONY: demo test test-slow test-all lint setup clean
 
 demo: $(READY)
 	$(BIN)/driftgen demo --out runs/demo
 
+# Everything but the tests marked slow.
 test: $(READY) lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	$(PYTEST) -m "not slow"
+
+test-slow: $(READY)
+	$(PYTEST) -m slow
+
+test-all: $(READY) lint
+	$(PYTEST)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -6,23 +6,57 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.support import fork_server
+
 # Without a GPU the kernels run in Triton's interpreter. Triton reads this variable when it is imported, which
 # importing driftgen may do.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+# One thread per process: tests run in several processes, and CPU time must not depend on the machine.
+torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
 
 # CI uses the same examples every time; local runs explore new ones.
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
 
+QUICK_SECONDS = 3.0
+UNLIMITED = ("slow", "interpreter", "distributed", "cuda")
+STARTED = pytest.StashKey[float]()
 
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    if torch.cuda.is_available():
-        return
     for item in items:
-        if "cuda" in item.keywords:
+        if "_kernels_everywhere" in item.fixturenames:
+            item.add_marker(pytest.mark.interpreter)
+        if item.get_closest_marker("cuda") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+def cpu_seconds():
+    """Return the CPU time of this process and of the children that have ended."""
+    return sum(os.times()[:4]) + fork_server.seconds_of_children
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item):
+    item.stash[STARTED] = cpu_seconds()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Fail an unmarked test that takes too long. CPU time, since wall time depends on the machine's load."""
+    result = yield
+    seconds = cpu_seconds() - item.stash[STARTED]
+    if seconds > QUICK_SECONDS and not any(item.get_closest_marker(name) for name in UNLIMITED):
+        pytest.fail(
+            f"took {seconds:.1f} s of CPU time, the limit is {QUICK_SECONDS:g} s: "
+            "make the test smaller or mark it slow",
+            pytrace=False,
+        )
+    return result
 
 
 @pytest.fixture(autouse=True)

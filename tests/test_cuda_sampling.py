@@ -14,6 +14,7 @@ from driftgen.errors import InputError
 from driftgen.generators import DiT, Noise, UNet2D
 from driftgen.generators.fp8 import Fp8Linear, check_fp8, has_fp8, quantize
 from driftgen.ops.cuda_graphs import GraphedFunction
+from tests.support.accuracy import error
 from tests.support.pipelines import lively
 
 pytestmark = pytest.mark.cuda
@@ -37,10 +38,6 @@ def eight_bits():
 def dit(**options):
     sizes = {"input_size": 16, "hidden_size": 256, "depth": 3, "num_heads": 4, "num_classes": 10}
     return lively(DiT(**{**sizes, **options})).cuda().eval().requires_grad_(False)
-
-
-def error(got, want):
-    return ((got.double() - want.double()).norm() / want.double().norm()).item()
 
 
 def inputs(network, n, seed=0):

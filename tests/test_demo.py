@@ -3,11 +3,14 @@
 import json
 import re
 
+import pytest
+
 from driftgen.demo import demo_config, run_demo
 from driftgen.evaluation.digits import BARS
 from tests.support.runs import SMALL, Silent
 
 
+@pytest.mark.slow
 def test_demo_trains_samples_evaluates_and_reports(tmp_path):
     out, view = tmp_path / "demo", Silent()
     page, figures = run_demo(out, view, changes=[*SMALL, "optim.steps=12"], toy_steps=3)

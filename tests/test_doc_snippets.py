@@ -46,6 +46,7 @@ def test_one_block(section):
     execute(code, section)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["one-step", "training", "models"])
 def test_blocks_of_a_guide(page):
     """All blocks that need neither a GPU nor a download."""

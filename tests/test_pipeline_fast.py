@@ -33,6 +33,7 @@ def _without_a_backend(monkeypatch):
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_images_of_a_seed_do_not_change():
     network = small()
     want = dg.DriftPipeline(network, batch_size=4)(1, num_images=9, seed=3, output="tensor")

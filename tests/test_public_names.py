@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 import driftgen as dg
 
 
@@ -13,6 +15,7 @@ def test_dir_lists_every_public_name():
         assert name in dg.__all__
 
 
+@pytest.mark.slow
 def test_names_that_need_files_are_imported_on_first_use():
     code = (
         "import sys, driftgen as dg\n"

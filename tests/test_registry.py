@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -14,6 +12,7 @@ import driftgen as dg
 from driftgen import model_io
 from driftgen.training.build import build_features, build_generator
 from driftgen.training.config import TrainConfig
+from tests.support.fork_server import run_code
 from tests.support.pipelines import Own
 
 
@@ -214,13 +213,7 @@ def package(folder, name, entry, source):
 
 def python(code, folder):
     path = os.pathsep.join([str(folder), os.getcwd()])
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    done = run_code(textwrap.dedent(code), env={**os.environ, "PYTHONPATH": path})
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

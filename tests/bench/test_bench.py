@@ -108,6 +108,7 @@ def test_plain_is_the_same_loss(negatives):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_step(here, tmp_path):
     words = [*TINY_STEP, "--repeats", 1, "--device", "cpu", "--profile", "--json", tmp_path / "step.json"]
     done = here("bench", "step", *words)
@@ -163,6 +164,7 @@ def test_operations_of_a_step_are_those_that_run():
     assert want == pytest.approx(counted, rel=0.05)
 
 
+@pytest.mark.slow
 def test_operations_of_an_image():
     """B/2 takes 49 GFLOP, attention included."""
     network = sampling.make_generator("B/2").eval()
@@ -176,6 +178,7 @@ def _uncompiled(monkeypatch):
         monkeypatch.setattr(module, "check_compiler", lambda device: None)
 
 
+@pytest.mark.slow
 def test_sampling(here, tmp_path, monkeypatch):
     _uncompiled(monkeypatch)
     words = ["--preset", "28px", "--batch", 1, "--batch", 2, "--repeats", 1, "--device", "cpu"]
@@ -245,6 +248,7 @@ def test_what_starts_at_zero_is_drawn():
     }
 
 
+@pytest.mark.slow
 def test_scaling(here, tmp_path):
     words = ["--what", "loss", "--points", 2, "--repeats", 1, "--device", "cpu", "--out", tmp_path]
     done = here("bench", "scaling", *words)
@@ -260,6 +264,8 @@ def test_scaling(here, tmp_path):
     assert classes["exponents"]["peak_bytes"] == pytest.approx(1, abs=0.1)  # memory is counted, not measured
 
 
+@pytest.mark.distributed
+@pytest.mark.slow
 def test_collectives_of_two_processes():
     (two,) = scaling.measure_processes((2,), repeats=1)
     assert two["processes"] == 2

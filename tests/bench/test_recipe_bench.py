@@ -41,6 +41,7 @@ def test_step_of_a_recipe(here, tmp_path):
         assert len(row["losses"]) == 2
 
 
+@pytest.mark.slow
 def test_pretraining(here, tmp_path):
     words = [*options(TINY_MAE), "--repeats", 1, "--device", "cpu", "--profile"]
     done = here("bench", "pretrain", *words, "--json", tmp_path / "pretrain.json")

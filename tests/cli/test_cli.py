@@ -9,9 +9,11 @@ import time
 import numpy as np
 import pytest
 
-from tests.support.command import DRIFTGEN, run
+from tests.support.fork_server import CAPTURE, start_driftgen
+from tests.support.fork_server import run_driftgen as run
 
 
+@pytest.mark.slow
 def test_toy_writes_its_three_files(tmp_path):
     done = run("toy", "bimodal", "--init", "collapsed", "--steps", "20", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
@@ -21,6 +23,7 @@ def test_toy_writes_its_three_files(tmp_path):
     assert all((tmp_path / "out" / n).stat().st_size > 100 for n in names)
 
 
+@pytest.mark.slow
 def test_study(tmp_path):
     done = run(
         "toy", "bimodal", "--study", "antisymmetry", "--steps", "2", "--samples", "32", "--out", tmp_path
@@ -72,8 +75,10 @@ def test_wrong_input_is_one_line_and_exit_code_2(tmp_path, words, message, here,
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_wrong_input_in_a_process_of_its_own(tmp_path):
-    done = run("toy", "bimodl", cwd=tmp_path)
+    words = [sys.executable, "-m", "driftgen", "toy", "bimodl"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("driftgen: error: distribution='bimodl' is not known")
 
@@ -116,12 +121,12 @@ def test_extras_in_doctor_are_those_of_the_package():
 def test_interrupt(tmp_path):
     out = tmp_path / "out"
     words = ["toy", "bimodal", "--generator", "--steps", "100000", "--out", str(out)]
-    process = subprocess.Popen([*DRIFTGEN, *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = start_driftgen(*words, stderr=CAPTURE, stdout=CAPTURE)
     while not out.exists():  # made right before the first step
         assert process.poll() is None
         time.sleep(0.1)
     (out / "metrics.json").write_text("old")
-    time.sleep(2)
+    time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == 130
@@ -131,6 +136,7 @@ def test_interrupt(tmp_path):
     assert (out / "metrics.json").read_text() == "old"
 
 
+@pytest.mark.slow
 def test_import_is_light():
     """Importing driftgen is fast and imports no plotting or model library."""
     code = (

@@ -3,7 +3,6 @@
 import json
 import shutil
 import signal
-import subprocess
 
 import numpy as np
 import pytest
@@ -11,7 +10,8 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from tests.support.artifacts import ARTIFACTS, LATENT, MAE, PIXEL
-from tests.support.command import DRIFTGEN, run
+from tests.support.fork_server import CAPTURE, start_driftgen
+from tests.support.fork_server import run_driftgen as run
 
 
 def pictures(folder):
@@ -127,8 +127,8 @@ def test_wrong_input_is_one_line_and_writes_nothing(words, message, tmp_path, he
 
 def test_interrupted_sampling_resumes(tmp_path):
     out = tmp_path / "s"
-    words = ["sample", PIXEL, "-n", "4000", "--batch-size", "1", "--out", out]
-    process = subprocess.Popen([*DRIFTGEN, *map(str, words)], stderr=subprocess.PIPE, text=True)
+    words = ["sample", PIXEL, "-n", "800", "--batch-size", "1", "--out", out]
+    process = start_driftgen(*words, stderr=CAPTURE)
     while not pictures(out)[20:]:
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
@@ -137,10 +137,10 @@ def test_interrupted_sampling_resumes(tmp_path):
     assert "Traceback" not in stderr
     written = {name: (out / name).read_bytes() for name in pictures(out)}
     assert not list(out.glob("*partial*"))
-    assert len(written) < 4000
+    assert len(written) < 800
     words[words.index("1")] = "64"
     assert run(*words).returncode == 0
-    assert len(pictures(out)) == 4000
+    assert len(pictures(out)) == 800
     assert all((out / name).read_bytes() == content for name, content in written.items())
 
 

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import numpy as np
@@ -15,6 +14,7 @@ from driftgen.data import decode
 from driftgen.data.images import open_images
 from driftgen.errors import InputError
 from driftgen.training.config import Augment, Data
+from tests.support.fork_server import CAPTURE, start_code
 from tests.support.helpers import fails
 from tests.support.image_data import EVERYTHING, every, noise, opening, to_bytes
 
@@ -253,8 +253,8 @@ def test_workers_exit_when_their_parent_is_killed(folder):
         "print('ready', flush=True)\n"
         "time.sleep(60)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", script, str(folder)], stdout=subprocess.PIPE)
-    assert process.stdout.readline() == b"ready\n"
+    process = start_code(script, folder, stdout=CAPTURE)
+    assert process.stdout.readline() == "ready\n"
     workers = [pid for pid, parent in children().items() if parent == process.pid]
     assert len(workers) == 2
     process.kill()

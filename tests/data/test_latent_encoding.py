@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import time
 
 import pytest
@@ -13,7 +12,8 @@ from safetensors.torch import save_file
 from driftgen.data.latent_encoding import encode_images
 from driftgen.data.latents import LatentCache
 from driftgen.tokenizers import Identity
-from tests.support.helpers import child, fails
+from tests.support.fork_server import CAPTURE, run_code, start_code
+from tests.support.helpers import fails
 from tests.support.latent_images import SHARDS, Images, names
 
 # --- resuming ---------------------------------------------------------------------------------------------
@@ -103,12 +103,13 @@ print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) for number
 """
 
 
+@pytest.mark.distributed
 def test_concurrent_and_killed_processes(tmp_path):
     """Two ranks of which one is killed, and two processes of the same rank."""
     data = Images(60)
     encode_images(data, Identity(), tmp_path / "want", batch_size=2, shard_size=4)
     jobs = [("shares", 0, 2), ("shares", 1, 2), ("same", 0, 1), ("same", 0, 1)]
-    process = child(TOGETHER, tmp_path, json.dumps(jobs), stdout=subprocess.PIPE)
+    process = start_code(TOGETHER, tmp_path, json.dumps(jobs), stdout=CAPTURE)
     numbers = json.loads(process.stdout.readline())
     shares, same = tmp_path / "shares", tmp_path / "same"
     while len(list(shares.glob("shard-?????.safetensors"))) < 4:
@@ -142,8 +143,7 @@ try:
 except ValueError as error:
     print(type(error).__name__, error)
 """
-    process = child(code, tmp_path, stdout=subprocess.PIPE)
-    line = process.communicate()[0]
+    line = run_code(code, tmp_path).stdout
     assert line.startswith(f"InputError {tmp_path / SHARDS[1]} could not be written (")
     assert "File too large" in line
     assert line.endswith("free disk space, then run the same command to resume\n")
@@ -154,6 +154,7 @@ except ValueError as error:
 # --- memory -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_cache(tmp_path):
     """Random reads from 400 MB in shards of 16 MB use the memory of a few shards and leave no file mapped."""
     n, size, shape = 12_800, 512, (4, 32, 32)
@@ -187,8 +188,8 @@ for step in range(60):
     worst = {name: max(worst[name], value) for name, value in memory().items()}
 print(*(round(worst[name] - before[name]) for name in worst))
 """
-    process = child(code, tmp_path, stdout=subprocess.PIPE)
-    own, mapped = map(int, process.communicate()[0].split())
-    assert process.returncode == 0
+    done = run_code(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    own, mapped = map(int, done.stdout.split())
     assert own < 40
     assert mapped < 40

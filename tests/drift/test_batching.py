@@ -70,6 +70,7 @@ def test_launches_do_not_grow_with_features_of_one_width():
     assert launches(4) == launches(40)
 
 
+@pytest.mark.slow
 def test_memory_stays_flat_and_within_the_documented_bound():
     def peak(vectors, chunk, n=8, p=8, m=4, width=16):
         gen, pos, neg = ({"f": samples(4, k, vectors, width)} for k in (n, p, m))

@@ -1,14 +1,17 @@
 """Two processes with some of the groups each, against one process with all groups."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import driftgen as dg
+from tests.support.fork_server import run_ranks
+
+pytestmark = pytest.mark.distributed
 
 SHAPES = {"map": (5, 8), "mean": (1, 8), "input": (1, 3), "deep": (2, 16)}
 GROUPS, SPLIT = 5, 2  # unequal on purpose
@@ -53,15 +56,25 @@ def run(groups, reverse, **options):
     }
 
 
+def run_processes(function, folder, *rest):
+    """Call a function of this module with rank, folder and rest in two processes."""
+    code = f"""
+import json, sys
+import torch.distributed as dist
+from {__name__} import {function.__name__}
+dist.init_process_group("gloo")
+{function.__name__}(dist.get_rank(), *json.loads(sys.argv[1]))
+dist.destroy_process_group()
+"""
+    run_ranks(["-c", code, json.dumps([str(folder), *rest])])
+
+
 def process(rank, folder, options):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     groups = slice(0, SPLIT) if rank == 0 else slice(SPLIT, None)
     torch.save(run(groups, rank == 1, process_group=dist.group.WORLD, **options), f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
 
 
 def broken_process(rank, folder):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     positives = torch.randn(5, 3)
     if rank == 0:
         positives[1, 2] = torch.nan
@@ -69,18 +82,17 @@ def broken_process(rank, folder):
         dg.DriftingLoss(process_group=dist.group.WORLD)(torch.randn(6, 3), positives)
     except ValueError as error:
         Path(f"{folder}/{rank}.txt").write_text(str(error))
-    dist.destroy_process_group()
 
 
 def test_both_processes_report_bad_input(tmp_path):
-    mp.spawn(broken_process, (str(tmp_path),), nprocs=2)
+    run_processes(broken_process, tmp_path)
     assert (tmp_path / "0.txt").read_text().startswith("positives contains NaN")
     assert (tmp_path / "1.txt").read_text().startswith("another process of the group received NaN")
 
 
 @pytest.mark.parametrize("options", [{}, {"convention": "paper", "normalization": "none", "chunk": 3}])
 def test_two_processes_are_one_batch(tmp_path, options):
-    mp.spawn(process, (str(tmp_path), options), nprocs=2)
+    run_processes(process, tmp_path, options)
     parts = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     whole = run(slice(None), False, **options)
     close = {"rtol": 1e-6, "atol": 1e-6}

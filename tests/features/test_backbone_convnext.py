@@ -160,6 +160,7 @@ def test_bfloat16():
     assert all(f.isfinite().all() for f in mixed.values())
 
 
+@pytest.mark.slow
 def test_compiled():
     model, x = golden_model(), golden_input("activation_fn")
     model.size = (32, 32)

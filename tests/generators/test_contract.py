@@ -185,6 +185,7 @@ def test_bfloat16(name):
         assert (samples - want).std() < 0.03 * want.std()
 
 
+@pytest.mark.slow
 @generators
 def test_compiled_parts_keep_samples_and_gradients(name, monkeypatch):
     real = torch.compile  # traced as always, but without minutes of code generation

@@ -9,6 +9,7 @@ import torch
 import driftgen as dg
 from driftgen.features import ResNetMAE
 from driftgen.generators import DiT, UNet2D
+from tests.support.accuracy import error
 from tests.support.golden_dit import CASES, GOLDEN, artifact, golden, noise_of
 
 pytestmark = pytest.mark.cuda
@@ -20,10 +21,6 @@ def _full_precision():
     torch.backends.cudnn.allow_tf32 = False
     yield
     torch.backends.cudnn.allow_tf32 = True
-
-
-def relative(got, want):
-    return ((got.double().cpu() - want.double()).norm() / want.double().norm()).item()
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -57,15 +54,15 @@ def test_generators(make):
     want = net(noise, labels, 1.5).detach()
     net.cuda()
     gpu = [noise.to("cuda"), labels.cuda(), 1.5]
-    assert relative(net(*gpu).detach(), want) < 1e-4
+    assert error(net(*gpu).detach(), want) < 1e-4
     with torch.autocast("cuda", torch.bfloat16):
         half = net(*gpu)
     half.float().square().mean().backward()
-    assert relative(half.detach(), want) < 0.03
+    assert error(half.detach(), want) < 0.03
     assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
     compiled = torch.compile(net, fullgraph=True, dynamic=True)
     with torch.no_grad():
-        assert relative(compiled(*gpu), want) < 1e-4
+        assert error(compiled(*gpu), want) < 1e-4
 
 
 def test_encoders():
@@ -77,7 +74,7 @@ def test_encoders():
     leaf = images.cuda().requires_grad_()
     got = stack.cuda().features(leaf)
     for name, value in want.items():
-        assert relative(got[name].detach(), value) < 1e-3, name
+        assert error(got[name].detach(), value) < 1e-3, name
     sum(v.square().mean() for v in got.values()).backward()
     assert leaf.grad.isfinite().all()
 

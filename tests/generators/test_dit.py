@@ -1,6 +1,5 @@
 import json
 import shutil
-import subprocess
 
 import numpy as np
 import pytest
@@ -12,8 +11,9 @@ from driftgen.interop.dit_names import official_dit_names
 from driftgen.interop.flax_msgpack import read_parameters, write_parameters
 from driftgen.interop.official import load_official, save_official
 from driftgen.ops.rope import rope_tables, rotate
+from tests.support.fork_server import run_code
 from tests.support.golden_dit import CASES, DATA, GOLDEN, artifact, golden, noise_of
-from tests.support.helpers import child, fails
+from tests.support.helpers import fails
 
 TINY = {
     "input_size": 8,
@@ -109,6 +109,7 @@ def test_a_released_encoder_gives_features():
         save_official(torch.nn.Linear(2, 2), "nowhere")
 
 
+@pytest.mark.slow
 def test_peak_memory_of_loading(tmp_path):
     """Loading a few hundred megabytes takes at most 1.3 times their size."""
     net = dg.generators.DiT(hidden_size=1024, depth=4, num_heads=16, style_codebooks=2)
@@ -123,10 +124,9 @@ before = peak()
 net = dg.load_official(sys.argv[1])
 print(peak() - before)
 """
-    process = child(code, tmp_path, stdout=subprocess.PIPE)
-    grown = int(process.communicate()[0])
-    assert process.returncode == 0
-    assert size < grown < 1.3 * size
+    done = run_code(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert size < int(done.stdout) < 1.3 * size
 
 
 # --- the file format ------------------------------------------------------------------------------------
@@ -262,6 +262,7 @@ def test_patches():
     assert torch.equal(unpatchify(tokens, 4, 3), images)
 
 
+@pytest.mark.slow
 def test_compiles_whole_with_a_dynamic_batch():
     net = tiny()
     compiled = torch.compile(net, fullgraph=True, dynamic=True, backend="aot_eager")

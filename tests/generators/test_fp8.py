@@ -12,6 +12,7 @@ from driftgen.bench import sampling_bench as sampling
 from driftgen.generators import DiT, UNet2D, fp8
 from driftgen.generators.fp8 import Fp8Linear, Fp8SwiGLU, check_fp8, has_fp8, quantize, use_fp8
 from driftgen.ops.compile import compile_parts
+from tests.support.accuracy import error
 from tests.support.helpers import fails
 from tests.support.pipelines import lively
 
@@ -33,10 +34,6 @@ def anywhere(monkeypatch):
         torch._scaled_mm(rows, rows.t(), scale, scale.t().contiguous(), out_dtype=torch.bfloat16)
     except (RuntimeError, ValueError):
         monkeypatch.setattr(torch, "_scaled_mm", reference)
-
-
-def error(got, want):
-    return ((got - want).norm() / want.norm()).item()
 
 
 def sampled(network, n=3):
@@ -109,6 +106,7 @@ def test_dtype_conversions_skip_the_layers(anywhere):
     assert network.blocks[0].modulation.weight.dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 def test_compiled(anywhere, monkeypatch):
     real = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **options: real(f, backend="aot_eager"))

@@ -173,6 +173,7 @@ def test_channels_last():
     assert samples.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.slow
 def test_compiles_whole_with_a_dynamic_batch():
     net = tiny(blocks=(1, 1), style_codebooks=1)
     compiled = torch.compile(net, fullgraph=True, dynamic=True, backend="aot_eager")

@@ -1,11 +1,10 @@
 """Download from and upload to the Hub, against a local server."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 from driftgen.interop import hub
+from tests.support.fork_server import run_code
 from tests.support.hub_server import hub_server
 
 DATA = Path(__file__).parents[1] / "data"
@@ -15,14 +14,7 @@ PIXEL = DATA / "artifacts" / "ditgen_C_pixel_patch4" / "params_ema"
 def run(code, address, cache, **environment):
     """Run code in a second process: the client reads its address when it is imported."""
     env = {"HF_ENDPOINT": address, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": "hf_test"}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**env, "PATH": "", "HF_HUB_DISABLE_TELEMETRY": "1", **environment},
-        cwd=DATA.parent.parent,
-    )
+    done = run_code(code, env={**env, "PATH": "", "HF_HUB_DISABLE_TELEMETRY": "1", **environment})
     assert done.returncode == 0, done.stderr
     return done.stdout.strip().splitlines()[-1]
 

@@ -82,6 +82,7 @@ def test_runs_are_deterministic_and_write_everything(name, monkeypatch):
         assert torch.equal(first, second)
 
 
+@pytest.mark.slow
 def test_operators():
     x, branch, grad = (draw(2, 9, 32) for _ in range(3))
     gate, scale, shift = draw(2, 1, 96).chunk(3, dim=-1)

@@ -15,6 +15,7 @@ from driftgen.ops.attention import HeadNorm, attention, fused_attention, support
 from driftgen.ops.rope import rope_tables
 from tests.support.accuracy import error
 from tests.support.block_cases import BFLOAT16, FLOAT16, FLOAT32, draw, gradients, poison
+from tests.support.cases import slow_after
 from tests.support.exact_heads import exact_heads
 from tests.support.interpreter import DEVICE, _bfloat16_on_the_cpu, _kernels_everywhere  # noqa: F401
 
@@ -58,18 +59,21 @@ def parts(outputs, found):
 
 @pytest.mark.parametrize(
     ("batch", "tokens", "heads", "head", "dtype"),
-    [
-        (1, 272, 2, 64, BFLOAT16),
-        (3, 17, 2, 64, BFLOAT16),
-        (2, 17, 3, 64, BFLOAT16),
-        (1, 64, 2, 64, FLOAT16),
-        (1, 130, 1, 64, BFLOAT16),
-        (1, 200, 1, 32, BFLOAT16),
-        (1, 67, 1, 128, BFLOAT16),
-        (1, 128, 1, 128, BFLOAT16),
-        (1, 350, 1, 128, BFLOAT16),
-        (2, 21, 1, 32, FLOAT16),
-    ],
+    slow_after(
+        2,
+        [
+            (3, 17, 2, 64, BFLOAT16),
+            (2, 21, 1, 32, FLOAT16),
+            (1, 272, 2, 64, BFLOAT16),
+            (2, 17, 3, 64, BFLOAT16),
+            (1, 64, 2, 64, FLOAT16),
+            (1, 130, 1, 64, BFLOAT16),
+            (1, 200, 1, 32, BFLOAT16),
+            (1, 67, 1, 128, BFLOAT16),
+            (1, 128, 1, 128, BFLOAT16),
+            (1, 350, 1, 128, BFLOAT16),
+        ],
+    ),
 )
 def test_attention_is_exact(batch, tokens, heads, head, dtype):
     """Results without gradients are bit-identical."""
@@ -99,12 +103,15 @@ def exact_inputs(tables, inputs, heads):
 
 @pytest.mark.parametrize(
     ("batch", "tokens", "heads", "head", "dtype"),
-    [
-        (1, 272, 1, 64, BFLOAT16),
-        (2, 17, 2, 64, FLOAT16),
-        (1, 75, 2, 32, BFLOAT16),
-        (1, 67, 1, 128, BFLOAT16),
-    ],
+    slow_after(
+        1,
+        [
+            (2, 17, 2, 64, FLOAT16),
+            (1, 272, 1, 64, BFLOAT16),
+            (1, 75, 2, 32, BFLOAT16),
+            (1, 67, 1, 128, BFLOAT16),
+        ],
+    ),
 )
 def test_attention_in_float32(batch, tokens, heads, head, dtype):
     """With exactly representable queries and keys, result and gradients have only their own rounding error.
@@ -134,8 +141,10 @@ def test_one_token():
     assert rest[1].abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("tokens", [75, 150])
-@pytest.mark.parametrize(("dtype", "weight"), [(BFLOAT16, 6.0), (BFLOAT16, 40.0), (FLOAT16, 6.0)])
+@pytest.mark.parametrize("tokens", slow_after(1, [75, 150]))
+@pytest.mark.parametrize(
+    ("dtype", "weight"), slow_after(1, [(BFLOAT16, 6.0), (BFLOAT16, 40.0), (FLOAT16, 6.0)])
+)
 def test_large_scores(dtype, weight, tokens):
     """Scores overflow without a shift, also those of keys out of range. One key has all the weight, and the
     gradients are mostly rounding errors of scores, as in PyTorch.
@@ -153,6 +162,7 @@ def test_large_scores(dtype, weight, tokens):
     assert torch.equal(without_gradients(tables, inputs, 1), outputs[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("float32", [False, True])
 def test_runs_are_deterministic_and_write_everything(monkeypatch, float32):
     tables, inputs, upstream = case(2, 37, 2, 32, BFLOAT16)
@@ -178,6 +188,7 @@ def test_sums_are_stored_only_for_gradients(monkeypatch):
     assert all(torch.equal(out, results[0][0]) for out, *_ in results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "build"),
     [
@@ -197,6 +208,7 @@ def test_launch_options(way, build, monkeypatch):
         assert error(got, right) < OF_GRADIENTS[BFLOAT16]
 
 
+@pytest.mark.slow
 def test_strided_upstream_gradient():
     tables, (qkv, *weights), (upstream,) = case(2, 20, 2, 32, BFLOAT16)
     qkv.requires_grad_()
@@ -206,6 +218,7 @@ def test_strided_upstream_gradient():
     assert torch.equal(torch.autograd.grad(out, qkv, strided)[0], want)
 
 
+@pytest.mark.slow
 def test_operators():
     tables, inputs, (upstream,) = case(2, 11, 2, 32, BFLOAT16)
     for float32, for_backward in itertools.product((True, False), repeat=2):
@@ -215,6 +228,7 @@ def test_operators():
         torch.library.opcheck(attention_ops._attend_backward, (upstream, *saved, *inputs, *tables))
 
 
+@pytest.mark.slow
 def test_compiled():
     tables, inputs, upstream = case(2, 18, 2, 32, BFLOAT16)
     want = run(tables, inputs, upstream, 2)
@@ -262,16 +276,19 @@ def calls(monkeypatch):
 
 @pytest.mark.parametrize(
     ("options", "dtype", "used"),
-    [
-        ({}, BFLOAT16, True),
-        ({}, FLOAT32, False),
-        ({"attention_float32": True}, BFLOAT16, True),
-        ({"attention_float32": True}, FLOAT32, False),
-        ({"rope": False}, BFLOAT16, False),
-        ({"qk_norm": "none"}, BFLOAT16, False),
-        ({"qk_norm": "layer"}, BFLOAT16, False),
-        ({"num_heads": 4}, BFLOAT16, False),  # heads of 16
-    ],
+    slow_after(
+        2,
+        [
+            ({}, BFLOAT16, True),
+            ({}, FLOAT32, False),
+            ({"attention_float32": True}, BFLOAT16, True),
+            ({"attention_float32": True}, FLOAT32, False),
+            ({"rope": False}, BFLOAT16, False),
+            ({"qk_norm": "none"}, BFLOAT16, False),
+            ({"qk_norm": "layer"}, BFLOAT16, False),
+            ({"num_heads": 4}, BFLOAT16, False),  # heads of 16
+        ],
+    ),
 )
 def test_where_attention_is_used(options, dtype, used, calls):
     sizes = {"input_size": 8, "hidden_size": 64, "num_heads": 2, "depth": 1, "context_tokens": 2}
@@ -348,6 +365,7 @@ def test_every_gradient_of_an_attention_layer(float32, calls):
         assert error(got, exact[name]) < 1.5 * error(plain[name], exact[name]) + 5e-3, name
 
 
+@pytest.mark.slow
 def test_a_compiled_block():
     torch._dynamo.reset()
     network = DiT(input_size=8, hidden_size=64, num_heads=2, depth=1, context_tokens=2).to(DEVICE, BFLOAT16)

@@ -89,6 +89,7 @@ def test_blocks_of_a_unet_are_compiled_for_their_sizes(monkeypatch):
     assert not any(graphs)
 
 
+@pytest.mark.slow
 def test_gradients_under_autocast():
     """Layers that run without autocast also do so in the backward pass, as without a compiler."""
     network = randomized(NETWORKS["dit"]())
@@ -113,6 +114,7 @@ def test_a_block_that_is_repeated_is_compiled_once():
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3  # condition, block, last layer
 
 
+@pytest.mark.slow
 def test_encoder():
     mae = randomized(ResNetMAE(in_channels=1, base_channels=32, blocks=(1,), decoder=False))
     phi = FeatureStack([(mae, {"patch_sizes": (2,)})])
@@ -133,6 +135,7 @@ def test_encoder():
     assert found[1][0]["layer1"].is_contiguous()
 
 
+@pytest.mark.slow
 def test_ema_of_a_compiled_network():
     network = NETWORKS["dit"]()
     compile_parts(network)

@@ -94,6 +94,7 @@ def test_supported_streams():
         assert not supports_fp8_norm(x.double())
 
 
+@pytest.mark.slow
 def test_norms_of_a_float8_block(monkeypatch):
     """A block of float8 layers with and without the kernels."""
     torch.manual_seed(0)

@@ -8,6 +8,7 @@ from driftgen.features import ResNetMAE
 from driftgen.features.resnet_layers import Norm
 from driftgen.ops import dispatch
 from driftgen.ops.group_norm import group_norm, supports_group_norm
+from tests.support.accuracy import error
 from tests.support.interpreter import DEVICE, _bfloat16_on_the_cpu, _kernels_everywhere  # noqa: F401
 
 
@@ -25,12 +26,6 @@ def exact(x, groups, weight, bias, eps, other, relu):
     y = F.group_norm(x.double(), groups, weight.double(), bias.double(), eps)
     y = y if other is None else y + other.double()
     return y.relu() if relu else y
-
-
-def error(found, wanted):
-    return float(
-        (found.detach().double() - wanted.detach().double()).norm() / wanted.detach().double().norm()
-    )
 
 
 @pytest.mark.parametrize("relu", [True, False])

@@ -86,6 +86,7 @@ print(json.dumps({"ours": ours, "usual": others, "looked": usual, "compiled": co
 """
 
 
+@pytest.mark.slow
 def test_cached_launches_match_those_of_triton(tmp_path):
     # Triton reads the source of a kernel from its file. A child process, since this one uses the interpreter.
     script = tmp_path / "script.py"

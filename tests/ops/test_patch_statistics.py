@@ -8,6 +8,7 @@ from driftgen.features.pyramid import patch_statistics
 from driftgen.ops import dispatch
 from driftgen.ops.compile import to_channels_last
 from driftgen.ops.patch_statistics import fused_patch_statistics, supports_patch_statistics
+from tests.support.accuracy import error
 from tests.support.interpreter import DEVICE, _bfloat16_on_the_cpu, _kernels_everywhere  # noqa: F401
 
 pytest.importorskip("triton")
@@ -25,11 +26,6 @@ def refuse(*_):
 
 def features(x, patch_sizes, **options):
     return feature_pyramid({"f": x}, patch_sizes=patch_sizes, **options)
-
-
-def error(found, exact):
-    assert found.shape == exact.shape
-    return ((found.double() - exact).norm() / exact.norm()).item()
 
 
 def compare(x, patch_sizes=(2, 4), only=None, allowed=1e-6):
@@ -113,6 +109,7 @@ def test_missing_gradients_of_large_patches():
     compare(feature_map(1, 6, 8, 8), (8, 4), ["f_mean_8", "f_std_4"])
 
 
+@pytest.mark.slow
 def test_gradients_in_any_memory_format():
     x = feature_map(2, 6, 4, 4).requires_grad_()
     found = features(x, (2,))
@@ -207,6 +204,7 @@ def test_without_gradient_nothing_is_saved(dtype):
     assert found["f"].data_ptr() == x.data_ptr()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("only", [None, ["f"], ["f_std_2", "f_mean"]], ids=str)
 def test_inside_a_compiled_function(only):
     torch._dynamo.reset()
@@ -226,6 +224,7 @@ def test_inside_a_compiled_function(only):
         assert error(compiled, plain.double()) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_of_an_encoder(compiled):
     """Maps that also feed the next layer; also between compiled blocks, whose maps have any layout (those of

@@ -12,6 +12,7 @@ from driftgen.ops import adaln_triton, dispatch
 from driftgen.ops.rope import rope_tables
 from tests.support.accuracy import error
 from tests.support.block_cases import BFLOAT16, draw, flat, gradients, step, tiny
+from tests.support.cases import slow_after
 from tests.support.interpreter import DEVICE, _bfloat16_on_the_cpu, _kernels_everywhere  # noqa: F401
 
 
@@ -123,7 +124,7 @@ def block_case(tokens=19, **options):
     return block, [draw(3, tokens, width), draw(3, width), cos, sin], draw(3, tokens, width)
 
 
-@pytest.mark.parametrize("options", [{}, {"mlp": "gelu"}, {"hidden_size": 80, "num_heads": 5}])
+@pytest.mark.parametrize("options", slow_after(1, [{}, {"mlp": "gelu"}, {"hidden_size": 80, "num_heads": 5}]))
 def test_every_gradient_of_a_block(options):
     """In float32, and in bfloat16 under autocast, where weights and their gradients are float32."""
     block, inputs, upstream = block_case(**options)
@@ -142,6 +143,7 @@ def test_every_gradient_of_a_block(options):
         assert error(rounded[1][name], want) < 1.2 * error(plain[1][name], want) + 3e-3, name
 
 
+@pytest.mark.slow
 def test_frozen_parts():
     """Gradients of trained parameters do not depend on which others are frozen."""
     block, inputs, upstream = block_case()
@@ -158,6 +160,7 @@ def test_frozen_parts():
                 assert parameter.grad is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"mlp": "gelu"}])
 def test_hooks_are_called(options):
     """Hooks on every module of a block run, with the same gradients."""
@@ -173,6 +176,7 @@ def test_hooks_are_called(options):
         assert error(found[name], want) < 1e-5, name
 
 
+@pytest.mark.slow
 def test_compiled_gradients():
     """Under autocast all gradients are those of the block that is not compiled."""
     block, inputs, upstream = block_case()
@@ -189,6 +193,7 @@ def test_compiled_gradients():
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_compiled_block(launches, monkeypatch):
     """Compiled as one graph with gradients, and compiled again when kernels are switched off."""
     block = tiny().blocks[0]

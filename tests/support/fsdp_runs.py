@@ -1,4 +1,4 @@
-"""Configuration and view of the FSDP tests."""
+"""Configuration of the FSDP tests."""
 
 from driftgen.training.recipes import load_recipe
 
@@ -15,19 +15,6 @@ SMALL = {
     "pretrain": ["batch_size=8", "mae.options={base_channels: 64, blocks: [1, 1]}", "ema=[0.9]"],
 }
 ALWAYS = ["output.metrics_every=1", "output.samples_every=10", "output.checkpoint_every=5", "optim.warmup=5"]
-
-
-class Silent:
-    def __init__(self):
-        self.said = []
-
-    def update(self, row):
-        pass
-
-    def info(self, text):
-        self.said.append(text)
-
-    warn = info
 
 
 def config(task, *changes):

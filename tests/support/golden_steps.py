@@ -54,11 +54,6 @@ def golden_step_inputs(noise="x", alpha="cfg", style="noise_labels"):
     )
 
 
-def relative(got, want):
-    got, want = (torch.as_tensor(v).double() for v in (got, want))
-    return ((got - want).norm() / want.norm()).item()
-
-
 def small(device="cpu", **options):
     torch.manual_seed(0)
     net = DiT(

@@ -1,15 +1,10 @@
-"""Assert a one-line error, start a Python process, measure peak memory."""
+"""Assert a one-line error, measure peak memory."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from driftgen.errors import InputError
-
-ROOT = Path(__file__).parents[2]
 
 
 def fails(call, message):
@@ -17,13 +12,6 @@ def fails(call, message):
     with pytest.raises(InputError, match=message) as error:
         call()
     assert "\n" not in str(error.value)
-
-
-def child(code, *arguments, **options):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)], env=environment, text=True, **options
-    )
 
 
 def peak():

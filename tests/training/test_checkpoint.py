@@ -1,6 +1,5 @@
 """Checkpoints: what goes in comes out bit by bit, and the keep rules say which ones stay."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,8 @@ from safetensors.torch import load_file
 
 from driftgen.training.checkpoint import Checkpoints
 from tests.support.checkpoint_states import names, state, step_of
-from tests.support.helpers import child, fails
+from tests.support.fork_server import run_code
+from tests.support.helpers import fails
 
 # --- what goes in comes out -------------------------------------------------------------------------------
 
@@ -107,10 +107,9 @@ before = peak()
 Checkpoints(sys.argv[1]).save(1, tensors, {})
 print((peak() - before) // 2**20)
 """
-    process = child(code, tmp_path, stdout=subprocess.PIPE)
-    grown = int(process.communicate()[0])
-    assert process.returncode == 0
-    assert grown < 20
+    done = run_code(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 20
 
 
 # --- which ones stay --------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ import pytest
 
 from driftgen.training.checkpoint import Checkpoints
 from tests.support.checkpoint_states import names, state, step_of
-from tests.support.helpers import ROOT, child, fails
+from tests.support.fork_server import CAPTURE, ROOT, run_code, start_code
+from tests.support.helpers import fails
 
 # --- a full disk ------------------------------------------------------------------------------------------
 
@@ -41,8 +42,7 @@ print(found.step, set(found.tensors["weights"].tolist()), found.record, checkpoi
 
 
 def test_a_file_that_may_not_grow(tmp_path):
-    process = child(FILL, tmp_path, 50_000, stdout=subprocess.PIPE)
-    lines = process.communicate()[0].splitlines()
+    lines = run_code(FILL, tmp_path, 50_000).stdout.splitlines()
     last = tmp_path / "step-00000001"
     assert lines == [
         f"the disk is full: step-00000002 could not be written to {tmp_path} (File too large); free "
@@ -52,6 +52,7 @@ def test_a_file_that_may_not_grow(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full(tmp_path):
     """A real one, of 1 MB: two checkpoints of 400 kB fit, the third does not."""
     code = tmp_path / "fill.py"
@@ -143,12 +144,10 @@ for line in sys.stdin:
 def test_killed_at_any_moment(tmp_path, times):
     """kill -9 ten times, and ten times where each step is saved twice: what is left is always whole, and no
     older than what was seen before.
-
-    The child imports torch once and forks: an import each would take a minute.
     """
     chance = random.Random(times)
     folder = tmp_path / "checkpoints"
-    process = child(LOOP, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = start_code(LOOP, stdin=CAPTURE, stdout=CAPTURE)
     checkpoints, reached, partial = Checkpoints(folder), 0, 0
     for _ in range(10):
         process.stdin.write(f"{folder} {times}\n")

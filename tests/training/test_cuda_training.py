@@ -13,13 +13,13 @@ from driftgen.training.pretrain import Pretraining
 from driftgen.training.recipes import load_recipe
 from driftgen.training.step import guided_inputs
 from driftgen.training.trainer import train
+from tests.support.accuracy import error
 from tests.support.golden_steps import (
     CASE,
     golden_step,
     golden_step_inputs,
     gradients,
     make_step,
-    relative,
     small,
     small_step_inputs,
 )
@@ -54,7 +54,7 @@ def test_exact_parts_give_the_gradient_of_the_whole():
         net, step = small("cuda", micro=micro)
         step(inputs)
         computed.append(gradients(net).cpu())
-    assert relative(computed[1], computed[0]) < 1e-4
+    assert error(computed[1], computed[0]) < 1e-4
 
 
 def test_parts_need_less_memory():
@@ -108,7 +108,7 @@ def test_a_captured_step_is_the_step(autocast):
         net.zero_grad()
         output = captured(inputs)
         assert output.loss.item() == pytest.approx(loss, rel=1e-5)
-        assert relative(gradients(net), gradient) < 1e-5
+        assert error(gradients(net), gradient) < 1e-5
         assert list(output.scale) == list(expected.scale)
         for name in expected.scale:
             torch.testing.assert_close(output.scale[name], expected.scale[name])
@@ -136,7 +136,7 @@ def test_a_step_that_synchronizes_is_not_captured():
     for _ in range(2):
         net.zero_grad()
         assert captured(inputs).loss.item() == pytest.approx(expected, rel=1e-5)
-        assert relative(gradients(net), gradient) < 1e-5
+        assert error(gradients(net), gradient) < 1e-5
     assert len(said) == 1
     assert said[0].startswith("CUDA graph disabled: ")
     assert said[0].endswith("; set cuda_graph=false to skip capture")
@@ -174,4 +174,4 @@ def test_a_captured_pretraining_step_is_the_step(finetune):
         task.data.close()
     for (loss, gradient), (expected, reference) in zip(results[True], results[False], strict=True):
         assert loss == pytest.approx(expected, rel=1e-5)
-        assert relative(gradient, reference) < 1e-4
+        assert error(gradient, reference) < 1e-4

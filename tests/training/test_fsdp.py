@@ -1,11 +1,7 @@
 """FSDP with real processes: what two hold in shares trains as one that holds everything."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,17 +9,21 @@ import torch
 import driftgen as dg
 from driftgen.features.resnet_mae import ResNetMAE
 from driftgen.model_io import save_model
-from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.distributed import Distributed
 from driftgen.training.pretrain import pretrain
 from driftgen.training.trainer import train
-from tests.support.fsdp_runs import Silent, config
+from tests.support.fork_server import run_ranks
+from tests.support.fsdp_runs import config
+from tests.support.runs import Silent, final
+
+pytestmark = pytest.mark.distributed
 
 # Runs one task after the other in this process of several, and writes down which share of each it holds.
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from tests.support.fsdp_runs import Silent, config
+from tests.support.fsdp_runs import config
+from tests.support.runs import Silent
 from driftgen.training import loop, pretrain, trainer
 from driftgen.training.distributed import Distributed
 
@@ -48,7 +48,6 @@ for folder, task, *changes in json.loads(sys.argv[1]):
     start(config(task, "fsdp=true", *changes), Path(folder), distributed, Silent(), override=True)
 distributed.close()
 """
-TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29523"]
 
 
 def alone(task, folder, *changes):
@@ -58,17 +57,9 @@ def alone(task, folder, *changes):
     return view
 
 
-def shared(tmp_path, *jobs):
+def shared(*jobs):
     """Two processes do the jobs: folder, task, changes."""
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    words = json.dumps([[str(folder), *rest] for folder, *rest in jobs])
-    done = subprocess.run(
-        [sys.executable, *TORCHRUN, str(program), words],
-        capture_output=True, text=True, check=False, timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_ranks(["-c", PROGRAM, json.dumps([[str(folder), *rest] for folder, *rest in jobs])])
 
 
 def shares(folder):
@@ -83,11 +74,6 @@ def rows(folder):
     return torch.tensor([[row["loss"], row["gradient_norm"]] for row in found], dtype=torch.float64)
 
 
-def final(folder):
-    found = Checkpoints(folder / "checkpoints").load()
-    return {k: v.clone() for k, v in found.tensors.items() if not k.startswith("random")}
-
-
 def assert_same(found, expected, limit):
     """Tensor by tensor, as Adam makes much of rounding where an entry's gradient is next to nothing."""
     assert found.keys() == expected.keys()
@@ -97,6 +83,7 @@ def assert_same(found, expected, limit):
         assert error <= limit * size + 1e-9, (name, float(error), float(size))
 
 
+@pytest.mark.slow
 def test_two_that_share_train_as_one(tmp_path):
     torch.manual_seed(0)
     save_model(ResNetMAE(in_channels=1, base_channels=64, blocks=(1, 1), decoder=False), tmp_path / "mae")
@@ -110,7 +97,6 @@ def test_two_that_share_train_as_one(tmp_path):
         shutil.copytree(one, two)
         alone("train", one, *changes, "optim.steps=20")
     shared(
-        tmp_path,
         (tmp_path / "encoder-shared", "train", encoder, "optim.steps=20"),
         (tmp_path / "smooth-shared", "train", "optim.steps=15", "batch.micro=2"),
         (tmp_path / "smooth-shared", "train", "optim.steps=20"),
@@ -146,7 +132,7 @@ def test_two_that_share_pretrain_as_one(tmp_path):
     changes = ["optim.steps=10", "mae.finetune_steps=5", "mae.finetune_ramp=2"]
     one, two = tmp_path / "one", tmp_path / "two"
     alone("pretrain", one, *changes)
-    shared(tmp_path, (two, "pretrain", *changes))
+    shared((two, "pretrain", *changes))
     assert_same(final(two), final(one), 3e-2)
     assert all(0.4 < share < 0.6 for pair in shares(two).values() for share in pair)
     assert (two / "samples" / "step-0000010.png").is_file()

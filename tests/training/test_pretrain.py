@@ -8,7 +8,8 @@ import torch
 import driftgen as dg
 from driftgen.training.distributed import Distributed
 from driftgen.training.pretrain import Pretraining, classification_weight, pretrain
-from tests.support.fsdp_runs import Silent, config
+from tests.support.fsdp_runs import config
+from tests.support.runs import Silent
 
 STEPS = ["optim.steps=12", "mae.finetune_steps=6", "mae.finetune_ramp=2", "output.metrics_every=4"]
 
@@ -30,6 +31,7 @@ def rows(folder):
     return header["header"], rows
 
 
+@pytest.mark.slow
 def test_metrics_are_those_of_the_saved_weights(runs):
     header, (*_, last) = rows(runs / "True")
     assert header == {"task": "pretrain", "recipe": "", "weights": "EMA 0.9995"}
@@ -44,6 +46,7 @@ def test_metrics_are_those_of_the_saved_weights(runs):
     task.data.close()
 
 
+@pytest.mark.slow
 def test_warmup_saves_what_was_learned(runs):
     _, warm = rows(runs / "True")
     _, cold = rows(runs / "False")

@@ -64,6 +64,7 @@ def refused(function, *arguments, **options):
     return str(error.value)
 
 
+@pytest.mark.slow
 def test_arrays_and_a_network_of_ones_own(tmp_path):
     network = Net()
     run = dg.train(
@@ -112,6 +113,7 @@ def test_arrays_and_a_network_of_ones_own(tmp_path):
     assert [row["step"] for row in more.metrics] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_the_same_numbers_as_the_command(tmp_path, here):
     words = [f"{s}.{k}={v}" for s, values in FAST.items() for k, v in values.items()]
     words.append("generator.options={hidden_size: 16, depth: 1, condition_size: 8}")
@@ -255,6 +257,7 @@ def small_run(out, n=60, options=MLP, **changes):
     return dg.train("digits", out, data=some_digits(n), generator={"options": options}, **FAST, **changes)
 
 
+@pytest.mark.slow
 def test_init_starts_from_weights_and_resume_wins(tmp_path, capsys):
     first = small_run("first")
     trained = first.pipeline().generator.state_dict()
@@ -276,6 +279,7 @@ def test_init_starts_from_weights_and_resume_wins(tmp_path, capsys):
     assert dg.Run("second").config.init == "first"
 
 
+@pytest.mark.slow
 def test_init_with_other_classes_keeps_all_but_the_class_embedding(tmp_path, capsys):
     first = small_run("first")
     images, labels = some_digits()

@@ -10,7 +10,7 @@ import driftgen as dg
 from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.config import Output
 from tests.support.action_task import ActionConfig, ActionTask, train_actions
-from tests.support.helpers import child
+from tests.support.fork_server import start_code
 from tests.support.runs import final, run
 
 KILLED = """
@@ -71,7 +71,7 @@ def test_actions_learn_their_distribution(tmp_path):
 @pytest.mark.parametrize(("micro", "mode"), [(1, "exact"), (2, "previous")])
 def test_killed_and_resumed_to_the_bit(tmp_path, micro, mode):
     train_actions(tmp_path / "straight", micro=micro, mode=mode)
-    killed = child(KILLED, tmp_path / "killed", torch.get_num_threads(), micro, mode)
+    killed = start_code(KILLED, tmp_path / "killed", torch.get_num_threads(), micro, mode)
     assert killed.wait() == -signal.SIGKILL
     assert Checkpoints(tmp_path / "killed" / "checkpoints").load().step == 10
     _, view, _ = train_actions(tmp_path / "killed", micro=micro, mode=mode)

@@ -122,6 +122,7 @@ def test_mlp_wrong_input():
 # --- the studies ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("init", INITS)
 def test_points_reach_both_modes_from_everywhere(init):
     metrics = evolve(get_toy("bimodal"), ToyConfig(init=init)).metrics
@@ -131,6 +132,7 @@ def test_points_reach_both_modes_from_everywhere(init):
     assert metrics["drift_ratio"] > 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("init", INITS)
 def test_a_generator_reaches_both_modes_from_everywhere(init):
     metrics = evolve(get_toy("bimodal"), ToyConfig(init=init, generator=True, steps=500)).metrics
@@ -139,6 +141,7 @@ def test_a_generator_reaches_both_modes_from_everywhere(init):
     assert metrics["drift_ratio"] > 30
 
 
+@pytest.mark.slow
 def test_antisymmetry_wins_clearly():
     runs = antisymmetry_study(get_toy("bimodal"), ToyConfig())
     assert list(runs) == list(ANTISYMMETRY)
@@ -149,6 +152,7 @@ def test_antisymmetry_wins_clearly():
     assert runs["2.0x repulsion"].metrics["spread"] > 1.3  # flies apart
 
 
+@pytest.mark.slow
 def test_a_seed_repeats_a_run():
     config = ToyConfig(generator=True, steps=5, seed=3)
     a, b = (evolve(get_toy("two-moons"), config) for _ in range(2))
@@ -157,6 +161,7 @@ def test_a_seed_repeats_a_run():
     assert evolve(get_toy("two-moons"), ToyConfig(generator=True, steps=5, seed=4)).drift != a.drift
 
 
+@pytest.mark.slow
 def test_a_generator_follows_the_plain_loss():
     """The recorded loss is the mean squared norm of V per coordinate, as Algorithm 1 has it."""
     toy, config = get_toy("bimodal"), ToyConfig(generator=True, steps=1)
@@ -203,6 +208,7 @@ def test_wrong_configuration(options, message):
 # --- what is written ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_written_files(tmp_path):
     toy = from_points(torch.randn(200, 2, generator=rng()), "mine")
     evolution = evolve(toy, ToyConfig(steps=12))
@@ -228,6 +234,7 @@ def test_file_names_are_no_formulas(tmp_path):
     assert write_evolution(evolution, tmp_path, "driftgen toy")[0].exists()
 
 
+@pytest.mark.slow
 def test_study_table(tmp_path):
     runs = antisymmetry_study(get_toy("bimodal"), ToyConfig(steps=2, samples=16, positives=16))
     lines = study_table(runs).splitlines()

@@ -19,23 +19,14 @@ from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.distributed import Distributed
 from driftgen.training.loop import Loop
 from driftgen.training.recipes import load_recipe
+from tests.support.cases import slow_after
+from tests.support.fork_server import CAPTURE, start_driftgen
 from tests.support.runs import SMALL, Silent, config, final, run
 
 
 def command(folder, *changes):
     sets = [word for change in (*SMALL, *changes) for word in ("--set", change)]
-    return [
-        sys.executable,
-        "-m",
-        "driftgen",
-        "train",
-        "digits",
-        "--device",
-        "cpu",
-        "--out",
-        str(folder),
-        *sets,
-    ]
+    return ["train", "digits", "--device", "cpu", "--out", str(folder), *sets]
 
 
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29517"]
@@ -43,6 +34,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-po
 ENV = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
 
 
+@pytest.mark.slow
 def test_a_run_leaves_a_model_that_samples(tmp_path):
     changes = ["optim.steps=20", "output.samples_every=10", "ema=[0.9, 0.99]"]
     done, view = run(tmp_path / "r", *changes, report=write_report)
@@ -75,20 +67,21 @@ def test_a_run_leaves_a_model_that_samples(tmp_path):
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        [],
-        ["queue.kind=queue", "queue.class_size=12", "queue.global_size=30", "queue.push=9"],
-        ["batch.micro=2", "batch.mode=previous"],
-    ],
+    slow_after(
+        1,
+        [
+            [],
+            ["queue.kind=queue", "queue.class_size=12", "queue.global_size=30", "queue.push=9"],
+            ["batch.micro=2", "batch.mode=previous"],
+        ],
+    ),
     ids=["index", "queue", "previous"],
 )
 def test_resume_is_exact_to_the_bit(tmp_path, changes):
     """20 steps in one go, and 10, a kill -9 in another process, and 10 more."""
     run(tmp_path / "straight", "optim.steps=20", *changes)
-    process = subprocess.Popen(
-        command(tmp_path / "killed", "optim.steps=20", "output.metrics_every=1", *changes),
-        stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=ENV,
-    )  # fmt: skip
+    words = command(tmp_path / "killed", "optim.steps=20", "output.metrics_every=1", *changes)
+    process = start_driftgen(*words, env=ENV)
     wanted = tmp_path / "killed" / "checkpoints" / "step-00000010"
     while not wanted.is_dir():
         assert process.poll() is None
@@ -103,13 +96,12 @@ def test_resume_is_exact_to_the_bit(tmp_path, changes):
     assert all(torch.equal(straight[k], killed[k]) for k in straight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
     folder = tmp_path / "r"
-    process = subprocess.Popen(
-        command(folder, "optim.steps=100000", "output.metrics_every=1", "output.checkpoint_every=100000"),
-        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENV,
-    )  # fmt: skip
+    changes = ["optim.steps=100000", "output.metrics_every=1", "output.checkpoint_every=100000"]
+    process = start_driftgen(*command(folder, *changes), env=ENV, stderr=CAPTURE, stdout=CAPTURE)
     while (
         not (folder / "metrics.jsonl").is_file()
         or len((folder / "metrics.jsonl").read_text().splitlines()) < 4
@@ -126,14 +118,12 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
     assert (folder / "model" / "config.json").is_file()
 
 
+@pytest.mark.distributed
 def test_two_processes_train_as_one(tmp_path):
     changes = ["optim.steps=20", "output.metrics_every=1"]
     run(tmp_path / "one", *changes)
-    words = command(tmp_path / "two", *changes)[1:]
-    done = subprocess.run(
-        [sys.executable, *TORCHRUN, *words],
-        capture_output=True, text=True, env=ENV, check=False,
-    )  # fmt: skip
+    words = [sys.executable, *TORCHRUN, "-m", "driftgen", *command(tmp_path / "two", *changes)]
+    done = subprocess.run(words, capture_output=True, text=True, env=ENV, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 
     def losses(folder):
