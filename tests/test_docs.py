@@ -62,7 +62,7 @@ def readme_figures():
     (step,) = load("speed-h200/step.json")["rows"]
     whole = load("speed-h200/step64.json")["rows"][0]
     digits = load("demo-digits/evaluation.json")["figures"]
-    recognized = digits["recognized" if "recognized" in digits else "recognised"]  # the key of older files
+    recognized = digits["recognized"]
     least = {
         k: (min(r["least_mode_share"] for r in v), min(r["drift_ratio"] for r in v)) for k, v in toy.items()
     }
