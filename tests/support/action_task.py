@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 from pydantic import Field
+from safetensors.torch import save_file
 from torch import nn
 
 from driftgen import DriftingLoss
@@ -122,7 +123,9 @@ class ActionTask:
 
     def save_models(self, averaged, folder, step):
         for decay, model in averaged.items():
-            torch.save({"step": step, "weights": model.state_dict()}, folder / f"policy-{decay}.pt")
+            save_file(
+                model.state_dict(), folder / f"policy-{decay}.safetensors", metadata={"step": str(step)}
+            )
 
     def memory_advice(self):
         return "use --set observations=3"
