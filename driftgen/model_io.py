@@ -351,7 +351,8 @@ def load_weights(model: nn.Module, folder: Path, *, assign: bool = False) -> Non
     ``assign`` replaces the parameters, as a model on the meta device needs; otherwise they are copied into,
     and parameters that share memory still do.
     """
-    state = read_weights(folder, model.state_dict())
+    obsolete = getattr(model, "obsolete_weights", ())
+    state = read_weights(folder, model.state_dict(), obsolete)
     if not assign:
         dtypes = {tensor.dtype for tensor in state.values() if tensor.is_floating_point()}
         if len(dtypes) == 1:

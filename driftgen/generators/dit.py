@@ -110,6 +110,8 @@ class DiT(ImageGenerator):
     """
 
     config: DiTConfig
+    # Older files hold these without in-context tokens too, where nothing reads them.
+    obsolete_weights = ("context", "context_projection.weight", "context_projection.bias")
 
     def __init__(
         self, config: DiTConfig | None = None, *, checkpoint_blocks: bool = False, **options: Any

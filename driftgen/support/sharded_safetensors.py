@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
@@ -50,8 +50,13 @@ def write_weights(folder: Path, tensors: Mapping[str, Tensor], max_shard_size: i
             path.unlink()
 
 
-def read_weights(folder: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Read the tensors named in ``expected``. Names and shapes must match exactly; dtypes are the file's."""
+def read_weights(
+    folder: Path, expected: Mapping[str, Tensor], obsolete: Collection[str] = ()
+) -> dict[str, Tensor]:
+    """Read the tensors named in ``expected``. Names and shapes must match exactly; dtypes are the file's.
+
+    Tensors named in ``obsolete`` are ignored unless expected.
+    """
     index = folder / INDEX
     files: Mapping[str, Sequence[str] | None] = {WEIGHTS: None}
     aliases: Mapping[str, str] = {}
@@ -72,6 +77,8 @@ def read_weights(folder: Path, expected: Mapping[str, Tensor]) -> dict[str, Tens
         for name in expected.keys() - sources.keys():
             if aliases.get(name) in sources:
                 sources[name] = sources[aliases[name]]
+        for name in set(obsolete) - expected.keys():
+            sources.pop(name, None)
         if sources.keys() != expected.keys():
             _refuse_names(where, "config.json", set(sources), set(expected))
         state = {}

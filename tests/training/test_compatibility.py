@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from driftgen import DriftPipeline, load_model
@@ -15,6 +16,7 @@ from driftgen.training.trainer import train
 from tests.support.runs import Silent
 
 OLDER = Path(__file__).parents[1] / "data" / "older_run"
+DIT = Path(__file__).parents[1] / "data" / "older_dit"
 
 
 def test_an_older_model_loads_and_samples():
@@ -22,6 +24,14 @@ def test_an_older_model_loads_and_samples():
     images = DriftPipeline.from_pretrained(OLDER)(labels=[0, 3], seed=0, output="tensor")
     assert images.shape == (2, 1, 8, 8)
     assert images.isfinite().all()
+
+
+def test_an_older_dit_gives_the_same_images():
+    """Its options have older names, and its weights some that nothing reads."""
+    images = DriftPipeline.from_pretrained(DIT)([0, 1], seed=0, output="tensor").numpy()
+    expected = np.load(DIT / "expected.npy")
+    assert expected.std() > 0.1
+    np.testing.assert_allclose(images, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_an_older_checkpoint_resumes_as_it_would_have_gone_on(tmp_path):
