@@ -73,9 +73,7 @@ def _panels(header: Row, rows: Sequence[Row]) -> Iterator[_Panel]:
     by_group = {g: _line(rows, lambda r, g=g: _mean(r["drift_groups"][g]), log=True) for g in groups}
     yield _Panel("Raw drift per feature group", "Mean over temperatures.", by_group, log=True)
     relative = {key: _line(rows, lambda r, key=key: r[key]) for key in ("spread", "diversity")}
-    note = (
-        "Generated samples relative to real ones. 1 is ideal; far below 1: collapse; far above 1: divergence."
-    )
+    note = "Current weights relative to real samples. 1 is ideal; far below: collapse; far above: divergence."
     yield _Panel("Spread and within-class diversity", note, relative, level=1.0)
     for key, title, note, log in (
         ("reconstruction", "Reconstruction error", "Averaged weights, fixed images.", True),

@@ -69,6 +69,8 @@ def _summary(header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> st
         return "<p>No steps have been recorded yet.</p>"
     last = rows[-1]
     facts = {"steps": f"{last['step']:,}"}
+    if isinstance(header.get("weights"), str):
+        facts["weights of the samples and of the saved model"] = header["weights"]
     if "seconds" in last:
         facts["time"] = _duration(last["seconds"])
     rates = sorted(r["samples_per_second"] for r in rows if r.get("samples_per_second"))
@@ -77,8 +79,8 @@ def _summary(header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> st
     if any(r.get("memory_gib") for r in rows):
         facts["peak memory"] = f"{max(r.get('memory_gib') or 0 for r in rows):.2f} GiB"
     names = {
-        "spread": "spread of generated samples (data: 1)",
-        "diversity": "within-class diversity (data: 1)",
+        "spread": "spread of generated samples, current weights (data: 1)",
+        "diversity": "within-class diversity, current weights (data: 1)",
         "reconstruction": "reconstruction error, averaged weights",
         "accuracy": "classifier accuracy, averaged weights",
         "skipped": "skipped steps",

@@ -12,7 +12,7 @@ from driftgen.report.run_page import read_metrics, write_report
 from driftgen.report.terminal import LiveView, sparkline
 
 TEMPERATURES = [0.02, 0.05, 0.2]
-HEADER = {"header": {"task": "train", "temperatures": TEMPERATURES}}
+HEADER = {"header": {"task": "train", "temperatures": TEMPERATURES, "weights": "EMA 0.995"}}
 
 
 def train_row(step):
@@ -96,6 +96,8 @@ def test_a_complete_run(tmp_path):
     html = page.read_text()
     assert "<title>Run run&amp;1</title>" in html
     assert 'name="viewport"' in html
+    assert "<td>weights of the samples and of the saved model</td><td>EMA 0.995</td>" in html
+    assert "<td>spread of generated samples, current weights (data: 1)</td><td>0.93</td>" in html
     assert curves(html) == [
         "Raw drift per temperature",
         "Raw drift per feature group",
