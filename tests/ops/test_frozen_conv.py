@@ -65,7 +65,8 @@ def test_the_input_is_not_saved():
 
 
 def test_locations():
-    for conv, x in ((frozen(8, 16, stride=2), images(8)), (frozen(8, 4, kernel=1), images(8, h=5))):
+    cases = [(frozen(8, 16), images(8)), (frozen(8, 16, stride=2), images(8))]
+    for conv, x in [*cases, (frozen(8, 4, kernel=1), images(8, h=5))]:
         assert frozen_conv._locations(x, conv.weight, *conv.sizes) == conv(x)[:, 0].numel()
 
 
