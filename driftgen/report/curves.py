@@ -72,8 +72,12 @@ def _panels(header: Row, rows: Sequence[Row]) -> Iterator[_Panel]:
     groups = list(dict.fromkeys(g for r in rows for g in r.get("drift_groups") or {}))[: len(COLORS)]
     by_group = {g: _line(rows, lambda r, g=g: _mean(r["drift_groups"][g]), log=True) for g in groups}
     yield _Panel("Raw drift per feature group", "Mean over temperatures.", by_group, log=True)
-    relative = {key: _line(rows, lambda r, key=key: r[key]) for key in ("spread", "diversity")}
-    note = "Current weights relative to real samples. 1 is ideal; far below: collapse; far above: divergence."
+    labels = {"spread": "spread", "diversity": "diversity"}
+    note = "Relative to real samples. 1 is ideal; far below: collapse; far above: divergence."
+    if any("batch_spread" in r for r in rows):
+        note = note.replace(".", ", averaged weights unless named.", 1)
+        labels |= {"batch_spread": "spread, trained weights", "batch_diversity": "diversity, trained weights"}
+    relative = {text: _line(rows, lambda r, key=key: r[key]) for key, text in labels.items()}
     yield _Panel("Spread and within-class diversity", note, relative, level=1.0)
     for key, title, note, log in (
         ("reconstruction", "Reconstruction error", "Averaged weights, fixed images.", True),

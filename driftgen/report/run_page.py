@@ -78,9 +78,10 @@ def _summary(header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> st
         facts["samples per second, median"] = f"{rates[len(rates) // 2]:,.0f}"
     if any(r.get("memory_gib") for r in rows):
         facts["peak memory"] = f"{max(r.get('memory_gib') or 0 for r in rows):.2f} GiB"
+    weights = "averaged" if "batch_spread" in last else "current"
     names = {
-        "spread": "spread of generated samples, current weights (data: 1)",
-        "diversity": "within-class diversity, current weights (data: 1)",
+        "spread": f"spread of generated samples, {weights} weights (data: 1)",
+        "diversity": f"within-class diversity, {weights} weights (data: 1)",
         "reconstruction": "reconstruction error, averaged weights",
         "accuracy": "classifier accuracy, averaged weights",
         "skipped": "skipped steps",

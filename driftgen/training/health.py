@@ -201,10 +201,10 @@ class Health:
     def _median(self, key: str, ago: int = 0) -> float:
         """Return the median over a window of rows that ends ``ago`` rows before the last; NaN for no rows.
 
-        A list counts as its largest entry.
+        A list counts as its largest entry. Trained weights (``batch_*``) show a problem first.
         """
         rows = list(self._rows)[: len(self._rows) - ago][-WINDOW:]
-        values = (r.get(key) for r in rows)
+        values = (r.get(f"batch_{key}", r.get(key)) for r in rows)
         finite = [float(max(v) if isinstance(v, list) else v) for v in values if _finite(v)]
         return median(finite) if finite else math.nan
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from driftgen.drift.kernels import farthest
 from driftgen.drift.loss import DriftingLoss
 
-__all__ = ["feature_group", "measure"]
+__all__ = ["CLASSES", "feature_group", "measure", "measure_spread"]
 
 PER_GROUP = 3  # features measured in each group, the smallest ones
 CLASSES, SAMPLES, VECTORS = 32, 32, 2  # upper limits for each feature
@@ -80,6 +80,20 @@ def measure(
         at += len(names)
     row |= _ratios(dict(zip(groups, by_group, strict=True)))
     return row | ({"dead": dead} if dead else {})
+
+
+@torch.no_grad()
+def measure_spread(
+    generated: Mapping[str, Tensor], positives: Mapping[str, Tensor], loss: DriftingLoss
+) -> dict[str, float]:
+    """Return ``spread`` and ``diversity`` of features, as :func:`measure` has them."""
+    groups: dict[str, list[str]] = {}
+    for name in generated:
+        groups.setdefault(feature_group(name), []).append(name)
+    ones = {name: next(iter(generated.values())).new_ones(()) for name in generated}
+    moments = torch.stack([_moments(generated, positives, ones, names, loss) for names in groups.values()])
+    row = _ratios(dict(zip(groups, moments.tolist(), strict=True)))
+    return {key: row[key] for key in ("spread", "diversity") if key in row}
 
 
 def _to_lists(*tensors: Tensor) -> list[list[list[float]]]:

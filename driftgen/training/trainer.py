@@ -41,13 +41,14 @@ from driftgen.training.run_folder import CHECKPOINTS, check_run
 from driftgen.training.sharding import make_mesh
 from driftgen.training.step import DriftStep
 from driftgen.training.step_inputs import StepInputs, StepOutput, guided_inputs
-from driftgen.training.step_metrics import measure
+from driftgen.training.step_metrics import CLASSES, measure, measure_spread
 
 __all__ = ["Training", "train"]
 
 # RNG stream ids
 ALPHA, NOISE, PREVIEW, WEIGHTS = range(4)
 PREVIEW_CLASSES, PREVIEW_EACH = 10, 10
+MEASURED = 256  # samples of the averaged weights that are measured, at least 2 of each class
 
 
 class Training:
@@ -157,14 +158,45 @@ class Training:
         return output.loss
 
     def measure(self, averaged: nn.Module) -> dict[str, Any]:
-        """Return metrics of the last step; they describe the trained weights, not the averaged ones."""
+        """Return metrics of the last step.
+
+        ``spread`` and ``diversity`` describe the weights that the run saves; ``batch_spread``,
+        ``batch_diversity`` and all others describe the trained weights.
+        """
         assert self.last is not None
         inputs, output = self.last
         _, alpha = inputs.conditions
-        return {
-            "alpha": alpha.mean().item(),
-            **measure(output.generated, output.positives, output.drift, output.scale, self.step.loss),
-        }
+        row = measure(output.generated, output.positives, output.drift, output.scale, self.step.loss)
+        for key in ("spread", "diversity"):
+            if key in row:
+                row[f"batch_{key}"] = row.pop(key)
+        return {"alpha": alpha.mean().item(), **row, **self._measure_average(averaged)}
+
+    @torch.no_grad()
+    def _measure_average(self, averaged: nn.Module) -> dict[str, float]:
+        """Return spread and diversity of averaged weights on a part of the last step's noise."""
+        assert self.last is not None
+        inputs, output = self.last
+        known = len(next(iter(output.positives.values())))  # micro-batches may keep the last classes only
+        classes = min(known, CLASSES)
+        each = min(self.config.batch.generated, max(2, MEASURED // classes))
+        chosen = slice(len(inputs.positives) - known, len(inputs.positives) - known + classes)
+
+        def choose_noise(t: Tensor) -> Tensor:
+            by_class: Tensor = t.unflatten(0, (len(inputs.positives), -1))
+            return by_class[chosen, :each].flatten(0, 1)
+
+        part = StepInputs(
+            tree_map(choose_noise, inputs.noise),
+            tree_map(lambda t: t[chosen], inputs.conditions),
+            inputs.positives[chosen],
+        )
+        step = DriftStep(averaged, self.encode, self.step.loss, generated=each, autocast=self.step.autocast)
+        # The compiled encoder has other shapes: a compilation would take longer than the pass.
+        with torch.compiler.set_stance("force_eager"):
+            generated = step.generate(part, averaged)
+        positives = {name: features[:classes] for name, features in output.positives.items()}
+        return measure_spread(generated, positives, self.step.loss)
 
     def check_health(self, row: Mapping[str, Any]) -> list[str]:
         return self.health.update(row)

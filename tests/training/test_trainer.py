@@ -1,5 +1,6 @@
 """Runs as a person meets them: started, killed, resumed, shared by two processes, broken."""
 
+import copy
 import json
 import os
 import signal
@@ -63,6 +64,24 @@ def test_a_run_leaves_a_model_that_samples(tmp_path):
     again, view = run(tmp_path / "r", *changes)
     assert again
     assert view.said[0] == "resumed after step 20"
+
+
+@pytest.mark.parametrize("changes", [[], ["batch.micro=2", "batch.mode=previous"]], ids=["whole", "previous"])
+def test_spread_is_that_of_the_averaged_weights(changes):
+    """Equal to the trained weights' for equal weights; another average changes it, and nothing else."""
+    task = trainer.Training(config(*changes), Distributed.start("cpu"))
+    task.compute_gradient(0)
+    same = task.measure(task.generator)
+    assert same["spread"] == pytest.approx(same["batch_spread"], rel=1e-4)
+    assert same["diversity"] == pytest.approx(same["batch_diversity"], rel=1e-4)
+    averaged = copy.deepcopy(task.generator)
+    with torch.no_grad():
+        for parameter in averaged.parameters():
+            parameter.zero_()
+    other = task.measure(averaged)
+    assert other["spread"] < 1e-3 < same["spread"]
+    assert other["diversity"] < 1e-3
+    assert other | {key: same[key] for key in ("spread", "diversity")} == same
 
 
 @pytest.mark.parametrize(
