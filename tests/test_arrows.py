@@ -18,7 +18,9 @@ KNOWS = {
     "generators": {"ops", "support"},
     "tokenizers": {"support"},
     "data": {"drift", "ops", "support", "tokenizers"},
-    "evaluation": {"data", "drift", "ops", "support", "tokenizers"},
+    "evaluation": {
+        *("data", "drift", "features", "generators", "interop", "ops", "support", "tokenizers"),
+    },
     "model_io": {"features", "generators", "interop", "ops", "support"},
     "interop": {"features", "generators", "ops", "support"},
     "pipeline": {"features", "generators", "interop", "ops", "support", "tokenizers"},
