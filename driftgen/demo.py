@@ -17,10 +17,10 @@ from driftgen.report.page import Section, section_html
 from driftgen.report.run_page import write_report
 from driftgen.report.toy_files import evolution_title, write_evolution
 from driftgen.support.atomic_write import atomic_write
+from driftgen.support.distributed import Distributed
 from driftgen.support.progress import drawing, track
 from driftgen.support.provenance import provenance
 from driftgen.training.config import TrainConfig
-from driftgen.training.distributed import Distributed
 from driftgen.training.loop import View
 from driftgen.training.recipes import load_recipe
 from driftgen.training.toy_study import ToyConfig, evolve

@@ -12,7 +12,7 @@ import torch
 
 from driftgen.bench.memory import Meter
 from driftgen.errors import InputError
-from driftgen.training.distributed import Distributed
+from driftgen.support.distributed import Distributed
 
 __all__ = ["Timing", "find_device", "free", "timed"]
 

@@ -21,8 +21,8 @@ from driftgen.bench.clock import timed
 from driftgen.drift.loss import DriftingLoss
 from driftgen.features.stack import FeatureStack
 from driftgen.generators.unet import UNet2D
+from driftgen.support.distributed import Distributed
 from driftgen.training.config import Optimizer
-from driftgen.training.distributed import Distributed
 from driftgen.training.optimizer import clip, make_optimizer
 from driftgen.training.step import DriftStep, guided_inputs
 

@@ -31,9 +31,9 @@ from driftgen.errors import InputError
 from driftgen.features import resnet_layers
 from driftgen.model_io import save_model
 from driftgen.ops.dispatch import without_kernels
+from driftgen.support.distributed import Distributed
 from driftgen.training.build import build_mae
 from driftgen.training.config import PretrainConfig, TrainConfig
-from driftgen.training.distributed import Distributed
 from driftgen.training.ema import EMA
 from driftgen.training.optimizer import clip, learning_rate, make_optimizer
 from driftgen.training.pretrain import Pretraining

@@ -86,9 +86,9 @@ def encode(
     from driftgen.data.config import Data
     from driftgen.data.images import open_images
     from driftgen.data.latent_encoding import encode_images
+    from driftgen.support.distributed import Distributed
     from driftgen.support.progress import track
     from driftgen.tokenizers import SDVAE
-    from driftgen.training.distributed import Distributed
 
     processes = Distributed.start(device)
     data = open_images(Data(path=str(images), size=size, workers=workers))

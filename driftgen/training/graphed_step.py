@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from driftgen.errors import InputError
 from driftgen.ops.cuda_graphs import CaptureError, SynchronizationError, capture
+from driftgen.support.distributed import Distributed
 from driftgen.training.config import PretrainConfig, TrainConfig
-from driftgen.training.distributed import Distributed
 
 __all__ = ["GraphedStep", "can_capture"]
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from driftgen.errors import InputError, NotFiniteError
+from driftgen.support.distributed import Distributed
 from driftgen.training.checkpoint import Checkpoint, Checkpoints
-from driftgen.training.distributed import Distributed
 from driftgen.training.ema import EMA, INITIAL_SHARE_LIMIT, unwrapped
 from driftgen.training.optimizer import clip, learning_rate, make_optimizer
 from driftgen.training.run_folder import CHECKPOINTS, SAMPLES, append_row, create_run

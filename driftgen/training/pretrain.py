@@ -16,11 +16,11 @@ from driftgen.features.resnet_mae import MAEOutput
 from driftgen.model_io import RUN_MODEL, save_model
 from driftgen.ops.compile import compile_parts, to_channels_last
 from driftgen.support.atomic_write import atomic_write, make_folder
+from driftgen.support.distributed import Distributed
 from driftgen.support.images import contact_sheet, to_pil, to_uint8
 from driftgen.support.rng import derive_generator, derive_seed
 from driftgen.training.build import NO_PARTS, Parts, build_mae, make_tokenizer, open_data
 from driftgen.training.config import Masking, PretrainConfig
-from driftgen.training.distributed import Distributed
 from driftgen.training.graphed_step import GraphedStep, can_capture
 from driftgen.training.health import Health
 from driftgen.training.loop import View, run_task

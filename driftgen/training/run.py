@@ -25,12 +25,12 @@ from driftgen.evaluation.precision_recall import precision_recall
 from driftgen.model_io import RUN_MODEL, load_weights, read_config, register_generator, registered_name
 from driftgen.pipeline import DriftPipeline
 from driftgen.support.atomic_write import atomic_write
+from driftgen.support.distributed import Distributed
 from driftgen.support.provenance import provenance
 from driftgen.support.rng import derive_generator
 from driftgen.training.build import NO_PARTS, Parts, build_features, make_tokenizer, open_data
 from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.config import MODULE, PretrainConfig, TrainConfig
-from driftgen.training.distributed import Distributed
 from driftgen.training.metrics_file import read_metrics
 from driftgen.training.pretrain import pretrain
 from driftgen.training.recipes import load_recipe, to_yaml

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from driftgen.features.stack import DecodeFirst, FeatureStack
-from driftgen.training.distributed import Distributed
+from driftgen.support.distributed import Distributed
 from driftgen.training.task import LoopConfig
 
 __all__ = ["gather_state", "make_mesh", "reshard", "shard", "shard_features", "shard_like"]

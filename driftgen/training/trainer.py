@@ -19,6 +19,7 @@ from driftgen.model_io import RUN_MODEL
 from driftgen.ops.compile import compile_parts, to_channels_last
 from driftgen.pipeline import DriftPipeline
 from driftgen.support.atomic_write import atomic_write, make_folder
+from driftgen.support.distributed import Distributed
 from driftgen.support.images import contact_sheet, to_pil, to_uint8
 from driftgen.support.rng import derive_generator, derive_seed
 from driftgen.training.build import (
@@ -32,7 +33,6 @@ from driftgen.training.build import (
 )
 from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.config import TrainConfig
-from driftgen.training.distributed import Distributed
 from driftgen.training.graphed_step import GraphedStep, can_capture
 from driftgen.training.health import Health, never_trained
 from driftgen.training.loop import View, run_task

@@ -13,9 +13,9 @@ from torch import nn
 from driftgen import DriftingLoss
 from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.config_base import Section
+from driftgen.support.distributed import Distributed
 from driftgen.support.rng import derive_generator, derive_seed
 from driftgen.training.config import Optimizer, Output
-from driftgen.training.distributed import Distributed
 from driftgen.training.health import Health
 from driftgen.training.loop import run_task
 from driftgen.training.microbatch import MicroBatchedStep

@@ -1,7 +1,7 @@
 """Small training runs and a view that shows nothing."""
 
+from driftgen.support.distributed import Distributed
 from driftgen.training.checkpoint import Checkpoints
-from driftgen.training.distributed import Distributed
 from driftgen.training.recipes import load_recipe
 from driftgen.training.trainer import train
 

@@ -9,8 +9,8 @@ import pytest
 
 from driftgen import DriftPipeline, load_model
 from driftgen.generators import ImageMLP
+from driftgen.support.distributed import Distributed
 from driftgen.training.checkpoint import Checkpoints
-from driftgen.training.distributed import Distributed
 from driftgen.training.recipes import load_recipe
 from driftgen.training.trainer import train
 from tests.support.runs import Silent

@@ -7,7 +7,7 @@ from torch.utils._pytree import tree_map_only
 import driftgen as dg
 from driftgen.features import FeatureStack, ResNetMAE
 from driftgen.generators import DiT
-from driftgen.training.distributed import Distributed
+from driftgen.support.distributed import Distributed
 from driftgen.training.graphed_step import GraphedStep
 from driftgen.training.pretrain import Pretraining
 from driftgen.training.recipes import load_recipe

@@ -9,7 +9,7 @@ import torch
 import driftgen as dg
 from driftgen.features.resnet_mae import ResNetMAE
 from driftgen.model_io import save_model
-from driftgen.training.distributed import Distributed
+from driftgen.support.distributed import Distributed
 from driftgen.training.pretrain import pretrain
 from driftgen.training.trainer import train
 from tests.support.fork_server import run_ranks
@@ -25,7 +25,7 @@ from pathlib import Path
 from tests.support.fsdp_runs import config
 from tests.support.runs import Silent
 from driftgen.training import loop, pretrain, trainer
-from driftgen.training.distributed import Distributed
+from driftgen.support.distributed import Distributed
 
 def held(tensors):
     tensors = list(tensors)

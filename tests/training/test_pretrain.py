@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import driftgen as dg
-from driftgen.training.distributed import Distributed
+from driftgen.support.distributed import Distributed
 from driftgen.training.pretrain import Pretraining, classification_weight, pretrain
 from tests.support.fsdp_runs import config
 from tests.support.runs import Silent

@@ -15,9 +15,9 @@ import torch
 import driftgen as dg
 from driftgen.errors import InputError
 from driftgen.report.run_page import write_report
+from driftgen.support.distributed import Distributed
 from driftgen.training import pretrain, trainer
 from driftgen.training.checkpoint import Checkpoints
-from driftgen.training.distributed import Distributed
 from driftgen.training.loop import Loop
 from driftgen.training.recipes import load_recipe
 from tests.support.cases import slow_after
