@@ -10,6 +10,7 @@ import typer
 import driftgen
 from driftgen.cli import models, runs, toys
 from driftgen.cli.bench import bench
+from driftgen.cli.evaluate import evaluate
 from driftgen.errors import InputError
 
 __all__ = ["app", "main"]
@@ -48,6 +49,7 @@ for _command in (
     models.sample,
 ):
     app.command()(_command)
+app.command("eval")(evaluate)
 app.add_typer(models.convert, name="convert")
 app.add_typer(bench, name="bench")
 

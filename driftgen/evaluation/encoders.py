@@ -16,7 +16,7 @@ from driftgen.errors import InputError
 from driftgen.evaluation.inception import FEATURES, load_inception
 from driftgen.model_io import load_any
 
-__all__ = ["Encoder", "load_encoder", "wrap_encoder", "without_tf32"]
+__all__ = ["Encoder", "load_encoder", "without_tf32", "wrap_encoder"]
 
 PIXELS, INCEPTION = "pixels", "inception"
 WEIGHT_FILES = (".pt", ".pth")
@@ -97,12 +97,19 @@ def wrap_encoder(model: nn.Module, name: str, device: str | torch.device) -> Enc
             images = images.expand(-1, 3, -1, -1)
         x = images.float() / 127.5 - 1
         pyramid = _features(model, x, name)
-        chosen = [v.flatten(1).float() for k, v in pyramid.items() if k.endswith("_mean") or k.endswith("_std")]
+        chosen = [
+            v.flatten(1).float() for k, v in pyramid.items() if k.endswith("_mean") or k.endswith("_std")
+        ]
         if not chosen:
             chosen = [v.float().mean(dim=1) for v in pyramid.values()]
         return torch.cat(chosen, dim=1), None
 
-    identity = {"encoder": name, "class": type(model).__name__, "weights": _checksum(model), "dtype": "float32"}
+    identity = {
+        "encoder": name,
+        "class": type(model).__name__,
+        "weights": _checksum(model),
+        "dtype": "float32",
+    }
     return Encoder(name, f"FD-{name}", identity, encode, place)
 
 
@@ -110,9 +117,8 @@ def _features(model: Any, x: Tensor, name: str) -> Mapping[str, Tensor]:
     try:
         pyramid: Mapping[str, Tensor] = model.features(x)
     except (RuntimeError, ValueError) as error:
-        raise InputError(
-            f"{name} does not take images of {x.shape[1]}x{x.shape[2]}x{x.shape[3]}: {str(error).splitlines()[0]}"
-        ) from None
+        shape = "x".join(map(str, x.shape[1:]))
+        raise InputError(f"{name} takes no images of {shape}: {str(error).splitlines()[0]}") from None
     return pyramid
 
 
@@ -128,9 +134,13 @@ def _inception(path: Path, device: torch.device, force: bool, fast: bool) -> Enc
         "features": FEATURES,
     }
 
+    batch = 250 if device.type == "cuda" else 50  # bounds the memory of the first maps
+
     def encode(images: Tensor) -> Output:
-        output: Output = network(images.expand(-1, 3, -1, -1))
-        return output
+        parts = [network(part.expand(-1, 3, -1, -1)) for part in images.split(batch)]
+        features = torch.cat([part for part, _ in parts])
+        logits = [part for _, part in parts if part is not None]
+        return features, torch.cat(logits) if logits else None
 
     return Encoder(INCEPTION, "FID", identity, encode, device)
 

@@ -32,7 +32,9 @@ FILES = (
 class ConvReLU(nn.Conv2d):
     """Convolution with the batch norm folded in, then ReLU."""
 
-    def __init__(self, inputs: int, outputs: int, kernel: int | tuple[int, int], stride: int = 1, pad: bool = True):
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int | tuple[int, int], stride: int = 1, pad: bool = True
+    ):
         size = (kernel, kernel) if isinstance(kernel, int) else kernel
         padding = (size[0] // 2, size[1] // 2) if pad else (0, 0)
         super().__init__(inputs, outputs, size, stride, padding)
@@ -204,7 +206,9 @@ def load_inception(path: str | Path, *, force: bool = False) -> LoadedInception:
     try:
         network.load_state_dict(state)
     except RuntimeError as error:
-        raise InputError(f"{place} does not fit the FID Inception: {str(error).splitlines()[1].strip()}") from None
+        raise InputError(
+            f"{place} does not fit the FID Inception: {str(error).splitlines()[1].strip()}"
+        ) from None
     network.eval().requires_grad_(False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return LoadedInception(network, checksum)
 

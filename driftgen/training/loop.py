@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from driftgen.errors import InputError, NotFiniteError
 from driftgen.support.distributed import Distributed
+from driftgen.support.signals import handle_signals
 from driftgen.training.checkpoint import Checkpoint, Checkpoints
 from driftgen.training.ema import EMA, INITIAL_SHARE_LIMIT, unwrapped
 from driftgen.training.optimizer import clip, learning_rate, make_optimizer
 from driftgen.training.run_folder import CHECKPOINTS, SAMPLES, append_row, create_run
 from driftgen.training.sharding import gather_state, make_mesh, reshard, shard, shard_like
-from driftgen.training.signals import handle_signals
 from driftgen.training.task import LoopConfig, Task, View
 from driftgen.training.trackers import Trackers
 

@@ -1,0 +1,74 @@
+"""All metrics of generated images against a reference, from the sums of both."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from driftgen.evaluation.accumulate import Sums
+from driftgen.evaluation.encoders import Encoder
+from driftgen.evaluation.frechet import Moments, frechet_distance
+from driftgen.evaluation.precision_recall import precision_recall
+from driftgen.evaluation.reference import Reference
+
+__all__ = ["compare", "expected_bias", "kernel_distance"]
+
+KID_SUBSETS, KID_SIZE = 100, 1000
+NEIGHBORS, COVERAGE_NEIGHBORS = 3, 5
+
+
+def compare(sums: Sums, reference: Reference, encoder: Encoder) -> dict[str, Any]:
+    """Return the metrics of generated images.
+
+    - ``FID`` (or ``FD-ENCODER`` for any other encoder): Fréchet distance to the reference;
+    - ``KID`` (``KD-ENCODER``), ``KID_std``: kernel distance, mean and standard deviation over subsets;
+    - ``inception_score``, ``inception_score_std``: with an Inception file that has a classifier;
+    - ``precision``, ``recall``: k = 3; ``density``, ``coverage``: k = 5;
+    - ``compared``: generated and real images of KID, precision, recall, density and coverage.
+    """
+    assert sums.features is not None
+    generated, real = sums.features, reference.features.to(sums.features.device)
+    kernel = encoder.distance.replace("FID", "KID").replace("FD-", "KD-")
+    row: dict[str, Any] = {encoder.distance: frechet_distance(sums.moments, reference.moments)}
+    row[kernel], row[f"{kernel}_std"] = kernel_distance(real, generated)
+    score = sums.inception_score
+    if score is not None:
+        row["inception_score"], row["inception_score_std"] = score
+    row["precision"], row["recall"] = precision_recall(real, generated, NEIGHBORS)
+    return row | {"samples": sums.count, "compared": [len(generated), len(real)]}
+
+
+def kernel_distance(real: Tensor, generated: Tensor) -> tuple[float, float]:
+    """Kernel distance, the unbiased squared MMD with kernel (xᵀy / D + 1)³: mean and standard deviation.
+
+    Over 100 random subsets of at most 1,000 samples, with a fixed seed.
+    """
+    from torchmetrics.image.kid import KernelInceptionDistance
+
+    from driftgen.evaluation.accumulate import FeatureInput
+
+    size = min(KID_SIZE, len(real), len(generated))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that it stores all features: they are bounded here
+        metric = KernelInceptionDistance(
+            FeatureInput(real.shape[1]), subsets=KID_SUBSETS, subset_size=size, sync_on_compute=False
+        ).to(real.device)
+    metric.update(real.double(), real=True)
+    metric.update(generated.double(), real=False)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        mean, std = metric.compute()
+    return float(mean), float(std)
+
+
+def expected_bias(count: int, reference: Reference) -> float | None:
+    """Return the Fréchet distance of ``count`` real images to all of them: the bias of so few samples.
+
+    None if the reference stores fewer features.
+    """
+    if count > len(reference.features) or count < 2:
+        return None
+    return frechet_distance(Moments.of(reference.features[:count]), reference.moments)

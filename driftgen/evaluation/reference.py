@@ -1,0 +1,127 @@
+"""Reference statistics of real images: computed once, stored with everything that determines them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+import driftgen
+from driftgen.errors import InputError
+from driftgen.evaluation.accumulate import KEPT, accumulate
+from driftgen.evaluation.encoders import Encoder
+from driftgen.evaluation.frechet import Moments
+from driftgen.evaluation.image_sources import ImageSource
+from driftgen.support.atomic_write import atomic_write, make_folder
+from driftgen.support.distributed import Distributed
+from driftgen.support.rng import derive_generator
+
+__all__ = ["Reference", "compute_reference", "load_reference"]
+
+FORMAT = "driftgen reference statistics 1"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Statistics of real images under one encoder.
+
+    Attributes:
+        moments: count, Σ f, Σ f fᵀ of all images.
+        features: ``[k, D]`` of a random part, for KID, precision, recall, density and coverage.
+        encoder: identity of the encoder.
+        about: data, count, shape and checksum of the pixels.
+    """
+
+    moments: Moments
+    features: Tensor
+    encoder: Mapping[str, Any]
+    about: Mapping[str, Any]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """``(C, H, W)`` of the images."""
+        c, h, w = self.about["shape"]
+        return int(c), int(h), int(w)
+
+    def save(self, path: str | Path) -> Path:
+        """Write a safetensors file whose header holds the identity."""
+        place = Path(path)
+        if place.suffix != ".safetensors":
+            raise InputError(f"{place}: reference statistics are written as .safetensors")
+        make_folder(place.parent)
+        header = {
+            "format": FORMAT,
+            "encoder": json.dumps(dict(self.encoder)),
+            "about": json.dumps(dict(self.about)),
+            "driftgen": driftgen.__version__,
+        }
+        tensors = {
+            "count": torch.tensor([self.moments.count]),
+            "total": self.moments.total,
+            "outer": self.moments.outer,
+            "features": self.features,
+        }
+        with atomic_write(place) as scratch:
+            save_file({name: t.cpu().contiguous() for name, t in tensors.items()}, scratch, header)
+        return place
+
+    def check(self, encoder: Encoder, *, force: bool = False) -> None:
+        """Refuse statistics of another encoder, resize, dtype or weights, unless forced."""
+        differences = [
+            f"{key} is {self.encoder.get(key)!r} there and {encoder.identity.get(key)!r} here"
+            for key in {**self.encoder, **encoder.identity}
+            if self.encoder.get(key) != encoder.identity.get(key)
+        ]
+        if differences and not force:
+            raise InputError(
+                f"the reference statistics are of another evaluator: {'; '.join(differences)}; "
+                "compute them again with driftgen eval stats, or use --force"
+            )
+        if self.features.shape[1] != len(self.moments.total):
+            raise InputError("the reference statistics are damaged: compute them again")
+
+
+def compute_reference(
+    images: ImageSource,
+    encoder: Encoder,
+    processes: Distributed,
+    *,
+    partial: Path | None = None,
+    on_block: Callable[[int, float], None] = lambda done, seconds: None,
+) -> Reference:
+    """Compute the statistics of real images; see :func:`~driftgen.evaluation.accumulate.accumulate`."""
+    if images.count < 2:
+        raise InputError(f"{images.about.get('data')} holds {images.count} images: at least 2 are needed")
+    # A random part in random order, because data are often sorted by class.
+    stored = torch.randperm(images.count, generator=derive_generator(images.count))[:KEPT]
+    key = json.dumps([dict(encoder.identity), images.about], sort_keys=True)
+    sums = accumulate(images, encoder, processes, stored=stored, partial=partial, key=key, on_block=on_block)
+    assert sums.features is not None
+    about = {**images.about, "checksum": sums.checksum}
+    return Reference(sums.moments, sums.features, dict(encoder.identity), about)
+
+
+def load_reference(path: str | Path, device: str | torch.device = "cpu") -> Reference:
+    """Read statistics that :meth:`Reference.save` wrote."""
+    place = Path(path)
+    if not place.is_file():
+        raise InputError(f"{place}: no such file; compute reference statistics with driftgen eval stats")
+    try:
+        with safe_open(place, "pt", str(device)) as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if header.get("format") != FORMAT:
+            raise InputError(f"{place} holds no reference statistics: write them with driftgen eval stats")
+        moments = Moments(int(tensors["count"]), tensors["total"], tensors["outer"])
+        encoder, about = json.loads(header["encoder"]), json.loads(header["about"])
+        return Reference(moments, tensors["features"], encoder, about)
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise InputError(f"{place} cannot be read ({reason}): write it again, driftgen eval stats") from None

@@ -1,0 +1,201 @@
+"""``driftgen eval``: run an evaluation with progress, print its table, write its JSON and figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from driftgen.errors import InputError, unknown_name
+from driftgen.evaluation.encoders import Encoder
+from driftgen.evaluation.image_sources import RealImages, open_real
+from driftgen.evaluation.reference import compute_reference
+from driftgen.evaluation.session import (
+    choose_encoder,
+    image_shape,
+    is_images,
+    open_images_like,
+    open_reference,
+    parse_guidance,
+)
+from driftgen.evaluation.sweep import RESULT, Evaluation, check_request, evaluate_images, evaluate_model
+from driftgen.pipeline import DriftPipeline
+from driftgen.support.distributed import Distributed
+from driftgen.support.progress import track
+
+__all__ = ["format_rows", "run_evaluation", "run_stats"]
+
+HIDDEN = ("samples", "compared", "seconds")
+NAMES = {"guidance": "alpha", "inception_score": "IS"}
+
+
+def run_stats(
+    source: str,
+    target: Path,
+    encoder_name: str | None,
+    size: int | None,
+    channels: int,
+    device: str | None,
+    *,
+    fast: bool = False,
+    force: bool = False,
+) -> Path:
+    """Compute and store reference statistics, and return their path."""
+    if target.suffix != ".safetensors":
+        raise InputError(f"{target}: the statistics need a name that ends with .safetensors")
+    if channels not in (1, 3):
+        raise InputError(f"channels={channels}: 1 (gray) or 3 (color)")
+    processes = Distributed.start(device)
+    try:
+        encoder = choose_encoder(encoder_name, processes.device, force=force, fast=fast)
+        images = open_real(source, size, 1 if channels == 1 else 3)
+        with track(f"{encoder.name} of {source}", images.count, "s", _console(processes)) as on_block:
+            partial = target.with_suffix(".partial")
+            reference = compute_reference(images, encoder, processes, partial=partial, on_block=on_block)
+        images.close()
+        if processes.is_main:
+            reference.save(target)
+            for file in target.parent.glob(f"{partial.name}-*"):
+                file.unlink()
+        processes.barrier()
+    finally:
+        processes.close()
+    return target
+
+
+def run_evaluation(
+    source: str,
+    data: str,
+    encoder_name: str | None,
+    out: Path | None,
+    device: str | None,
+    command: str,
+    *,
+    samples: int = 50_000,
+    guidance: str | None = None,
+    seed: int = 0,
+    batch_size: int = 250,
+    dtype: str = "as saved",
+    fast: bool = False,
+    force: bool = False,
+) -> dict[str, Any]:
+    """Evaluate a model or a set of images, print a table and return the record."""
+    alphas = parse_guidance(guidance)
+    processes = Distributed.start(device)
+    console = _console(processes)
+    try:
+        folder = out or Path("runs/eval") / (Path(source).name or "model")
+        encoder = choose_encoder(encoder_name, processes.device, force=force, fast=fast)
+        pipe, images = None, None
+        if is_images(source):
+            images = open_images_like(source, None if data.endswith(".safetensors") else _shape_of(data))
+            shape, total = images.shape, images.count
+        else:
+            pipe = DriftPipeline.from_pretrained(
+                source, device=processes.device, dtype=_dtype(dtype), batch_size=batch_size
+            )
+            check_request(pipe, samples, alphas)
+            shape, total = image_shape(pipe), samples
+
+        def follow(title: str, count: int, metric: str) -> Any:
+            return track(title, count // processes.world_size, metric, console)
+
+        reference = open_reference(
+            data, encoder, processes, shape=shape, out=folder, track=follow, force=force
+        )
+        rounds = max(1, len(alphas)) if pipe is not None else 1
+        with track("evaluating", rounds * total // processes.world_size, "s", console) as on_step:
+            progress = _Rounds(on_step, total // processes.world_size)
+            evaluation = Evaluation(
+                reference,
+                encoder,
+                processes,
+                folder,
+                command,
+                force,
+                progress,
+                lambda text: console.print(f"warning: {text}", highlight=False),
+            )
+            if pipe is None:
+                assert images is not None
+                record = evaluate_images(images, evaluation)
+                images.close()
+            else:
+                record = evaluate_model(
+                    pipe, evaluation, samples=samples, guidance=alphas, seed=seed, model=source
+                )
+        if processes.is_main:
+            _show(record, folder, encoder)
+    finally:
+        processes.close()
+    return record
+
+
+class _Rounds:
+    """Joins the progress of one round per guidance into one bar."""
+
+    def __init__(self, on_step: Any, total: int) -> None:
+        self.on_step, self.total, self.finished, self.last = on_step, total, 0, 0
+        self.spent = self.before = 0.0
+
+    def __call__(self, done: int, seconds: float) -> None:
+        if done < self.last:  # the next round
+            self.finished, self.before = self.finished + self.total, self.before + self.spent
+        self.last, self.spent = done, seconds
+        self.on_step(self.finished + done, self.before + seconds)
+
+
+def format_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Return the header and the cells of a table of metrics."""
+    keys = [k for k in dict.fromkeys(key for row in rows for key in row) if k not in HIDDEN]
+    keys = [k for k in keys if not k.endswith("_std")]
+    cells = []
+    for row in rows:
+        line = []
+        for key in keys:
+            value = row.get(key)
+            text = "" if value is None else f"{value:g}" if key == "guidance" else f"{value:.4g}"
+            if isinstance(row.get(f"{key}_std"), float):
+                text += f" ± {row[f'{key}_std']:.2g}"
+            line.append(text)
+        cells.append(line)
+    return [NAMES.get(key, key) for key in keys], cells
+
+
+def _show(record: Mapping[str, Any], folder: Path, encoder: Encoder) -> None:
+    rows = record["rows"]
+    header, cells = format_rows(rows)
+    count, real = rows[0]["samples"], record["reference"]["count"]
+    table = Table(title=f"{count:,} images against {real:,} of {record['reference']['data']}, {encoder.name}")
+    for name in header:
+        table.add_column(name, justify="right")
+    for line in cells:
+        table.add_row(*line)
+    Console(highlight=False).print(table)
+    if len(rows) > 1:
+        from driftgen.report.sweep_figure import draw_sweep
+
+        draw_sweep(rows, encoder.distance, folder)
+    print(folder / RESULT)
+
+
+def _shape_of(data: str) -> tuple[int, int, int]:
+    images: RealImages = open_real(data)
+    images.close()
+    return images.shape
+
+
+def _console(processes: Distributed) -> Console:
+    return Console(stderr=True, quiet=not processes.is_main)
+
+
+def _dtype(name: str) -> Any:
+    import torch
+
+    types = {"as saved": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name not in types:
+        raise unknown_name("dtype", name, types)
+    return types[name]
