@@ -79,6 +79,7 @@ def _panels(header: Row, rows: Sequence[Row]) -> Iterator[_Panel]:
         labels |= {"batch_spread": "spread, trained weights", "batch_diversity": "diversity, trained weights"}
     relative = {text: _line(rows, lambda r, key=key: r[key]) for key, text in labels.items()}
     yield _Panel("Spread and within-class diversity", note, relative, level=1.0)
+    yield from _evaluation_panels(rows)
     for key, title, note, log in (
         ("reconstruction", "Reconstruction error", "Averaged weights, fixed images.", True),
         ("classification", "Classification loss", "Averaged weights, fixed images.", False),
@@ -89,6 +90,22 @@ def _panels(header: Row, rows: Sequence[Row]) -> Iterator[_Panel]:
         ("loss", "Loss", "Flat by design: watch the raw drift." if count else "", False),
     ):
         yield _Panel(title, note, {title: _line(rows, lambda r, key=key: r[key], log=log)}, log=log)
+
+
+def _evaluation_panels(rows: Sequence[Row]) -> Iterator[_Panel]:
+    """Yield the Fréchet distance of each average."""
+    evaluations = [r["evaluation"] for r in rows if isinstance(r.get("evaluation"), dict)]
+    for metric in dict.fromkeys(e["metric"] for e in evaluations):
+        decays = dict.fromkeys(decay for e in evaluations for decay in e["ema"])
+        lines = {
+            f"EMA {decay}": _line(rows, lambda r, d=decay, m=metric: r["evaluation"]["ema"][d][m], log=True)
+            for decay in decays
+        }
+        counts = sorted({e["samples"] for e in evaluations if e["metric"] == metric})
+        note = (
+            f"Of {', '.join(f'{n:,}' for n in counts)} samples against the training images. Lower is better."
+        )
+        yield _Panel(metric, note, lines, log=True)
 
 
 def _line(rows: Sequence[Row], value: Any, log: bool = False) -> Line:

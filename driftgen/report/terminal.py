@@ -52,6 +52,7 @@ class LiveView:
         self.console = console or Console(stderr=True, highlight=False)
         self.warnings: deque[str] = deque(maxlen=SHOWN_WARNINGS)
         self._row: Mapping[str, Any] = {}
+        self._evaluation: Mapping[str, Any] | None = None  # the latest one
         self._seen, self._stride = 0, 1
         self._first: tuple[float, float] | None = None  # step and seconds of the first row
         self._history: dict[str, list[float]] = {}
@@ -76,6 +77,7 @@ class LiveView:
     def update(self, row: Mapping[str, Any]) -> None:
         """Show another row."""
         self._row = row
+        self._evaluation = row.get("evaluation") or self._evaluation
         self._seen += 1
         if self._first is None:
             self._first = (row.get("step", 0), row.get("seconds", 0.0))
@@ -111,6 +113,8 @@ class LiveView:
         parts += [f"{_duration(remaining)} left"] if remaining is not None and remaining > 0 else []
         if "drift" in row:
             parts.append("drift " + " ".join(_number(d) for d in row["drift"]))
+        if self._evaluation is not None:
+            parts.append(f"{self._evaluation['metric']} {_number(_best(self._evaluation))}")
         for key in ("spread", "diversity", "reconstruction", "classification", "accuracy"):
             if row.get(key) is not None:
                 parts.append(f"{key} {_number(row[key])}")
@@ -166,6 +170,10 @@ class LiveView:
             tau = f"{self.temperatures[i]:g}" if i < len(self.temperatures) else str(i + 1)
             note = "falls toward equilibrium" if i == 0 else ""
             figures.append((f"raw drift τ={tau}", f"drift {i}", _number(drift), note))
+        if self._evaluation is not None:
+            metric, count = self._evaluation["metric"], self._evaluation["samples"]
+            note = f"best average, {count:,} samples"
+            figures.append((metric, "evaluation", _number(_best(self._evaluation)), note))
         notes = {
             "spread": "of all samples; data: 1",
             "diversity": "within a class; data: 1",
@@ -202,8 +210,15 @@ def sparkline(values: Sequence[float], width: int = TREND) -> str:
     return "".join(BARS[round((m - low) / (high - low) * (len(BARS) - 1))] for m in means)
 
 
+def _best(evaluation: Mapping[str, Any]) -> float:
+    """Return the lowest distance of all averages."""
+    return min(float(row[evaluation["metric"]]) for row in evaluation["ema"].values())
+
+
 def _curves(row: Mapping[str, Any]) -> list[tuple[str, float]]:
     flat = {k: v for k, v in row.items() if isinstance(v, int | float)}
+    if row.get("evaluation"):
+        flat["evaluation"] = _best(row["evaluation"])
     flat |= {f"drift {i}": v for i, v in enumerate(row.get("drift", []))}
     return [(k, float(v)) for k, v in flat.items() if v is not None and math.isfinite(v)]
 

@@ -137,6 +137,11 @@ class Output(Section):
     keep_every: Count | None = None  # checkpoints at multiples of this step are never deleted
     report_every: Count = 1000
     sample_guidance: Annotated[float, Field(ge=1)] = 1.0
+    eval_every: Count | None = None  # evaluate each average against the training images
+    eval_samples: Annotated[int, Field(ge=2)] = 5000
+    # Default: the FID Inception of $DRIFTGEN_INCEPTION, else the run's own first encoder, else pixels.
+    eval_encoder: str | None = None
+    eval_reference: str | None = None  # statistics from driftgen eval stats, instead of the training images
     tensorboard: bool = False
     wandb: str | None = None  # project name
 

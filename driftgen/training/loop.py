@@ -96,8 +96,10 @@ class Loop:
                         "precision=float32"
                     )
                 last = self.step == config.optim.steps
-                if good and (self.step % config.output.metrics_every == 0 or last):
-                    self._record(loss, norm)
+                every = config.output.eval_every
+                scores = self._evaluate() if every and (self.step % every == 0 or last) else {}
+                if scores or (good and (self.step % config.output.metrics_every == 0 or last)):
+                    self._record(loss, norm, scores)
                 if self.step % config.output.samples_every == 0 or last:
                     self._save_preview()
                 if self.step % config.output.checkpoint_every == 0 and not last:
@@ -153,6 +155,17 @@ class Loop:
             if self.trackers is not None and preview is not None:
                 self.trackers.log_preview(preview, self.step)
 
+    def _evaluate(self) -> dict[str, Any]:
+        """Evaluate every average, in all processes."""
+        models = {decay: self._gather(model) for decay, model in self.ema.models.items()}
+        if self.sharded and not self.distributed.is_main:
+            models = {}
+        for model in models.values():
+            model.to(self.distributed.device)
+        scores = self.task.evaluate(models, self.folder, self.step)
+        self.distributed.barrier()
+        return scores
+
     def _update(self) -> tuple[float | None, float]:
         """Run one step; return its loss and gradient norm. The loss of a skipped step is None."""
         for group in self.optimizer.param_groups:
@@ -171,7 +184,7 @@ class Loop:
         self.ema.update(self.task.model)
         return loss, norm
 
-    def _record(self, loss: float | None, norm: float) -> None:
+    def _record(self, loss: float | None, norm: float, scores: Mapping[str, Any]) -> None:
         measured = self.task.measure(self.ema.first)  # a collective: every process takes part
         reshard(self.ema.first)
         if not self.distributed.is_main:
@@ -189,6 +202,7 @@ class Loop:
             "gradient_norm": norm,
             "skipped": self.skipped,
             **measured,
+            **scores,
         }
         shares = {d: share for d, share in self.ema.initial_share.items() if share > INITIAL_SHARE_LIMIT}
         if shares:  # the share, and the step at which it reaches the limit

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from driftgen.data.prefetch import Prefetcher
+from driftgen.errors import InputError
 from driftgen.features.resnet_mae import MAEOutput
 from driftgen.model_io import RUN_MODEL, save_model
 from driftgen.ops.compile import compile_parts, to_channels_last
@@ -69,6 +70,8 @@ class Pretraining:
         parts: Parts = NO_PARTS,
     ) -> None:
         self.config, self.distributed, self.name = config, distributed, name
+        if config.output.eval_every is not None:
+            raise InputError("output.eval_every evaluates generators: remove it, driftgen train takes it")
         self.data = open_data(config.data, parts.data)
         torch.manual_seed(derive_seed(config.seed, WEIGHTS))
         self.tokenizer = make_tokenizer(config.tokenizer, distributed.device)
@@ -192,6 +195,10 @@ class Pretraining:
         decay, model = next(iter(averaged.items()))
         source = {"recipe": self.name, "step": step, "ema": decay}
         save_model(model, folder / RUN_MODEL, source=source, class_names=self.data.class_names)
+
+    def evaluate(self, averaged: Mapping[str, nn.Module], folder: Path, step: int) -> dict[str, Any]:
+        """Return nothing: :meth:`measure` evaluates the averaged encoder."""
+        return {}
 
     def memory_advice(self) -> str:
         return memory_advice(self.config)

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from pydantic import BaseModel
 from torch import Tensor, nn
 
-from driftgen.data.config import Augment
 from driftgen.data.images import RealData
 from driftgen.data.in_memory import open_memory
 from driftgen.errors import InputError, unknown_name
@@ -28,12 +27,13 @@ from driftgen.support.atomic_write import atomic_write
 from driftgen.support.distributed import Distributed
 from driftgen.support.provenance import provenance
 from driftgen.support.rng import derive_generator
-from driftgen.training.build import NO_PARTS, Parts, build_features, make_tokenizer, open_data
+from driftgen.training.build import NO_PARTS, Parts, build_features, make_tokenizer
 from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.config import MODULE, PretrainConfig, TrainConfig
 from driftgen.training.metrics_file import read_metrics
 from driftgen.training.pretrain import pretrain
 from driftgen.training.recipes import load_recipe, to_yaml
+from driftgen.training.run_evaluation import open_without_augmentation
 from driftgen.training.run_folder import CHECKPOINTS, CONFIG, METRICS
 from driftgen.training.task import View
 from driftgen.training.trainer import train
@@ -167,12 +167,8 @@ class Run:
 
     def _real_data(self, config: TrainConfig, data: Any) -> RealData:
         """Open the training data without augmentation."""
-        section = config.data.model_copy(update={"augment": Augment()})
-        given = self.parts.data if data is None else open_memory(data, section)[0]
-        if given is not None and hasattr(given, "augment"):
-            given = copy.copy(given)
-            given.augment = Augment()
-        return open_data(section, given)
+        given = self.parts.data if data is None else open_memory(data, config.data)[0]
+        return open_without_augmentation(config, given)
 
     @torch.no_grad()
     def _features(self, config: TrainConfig, images: Tensor, device: str | None) -> Tensor:

@@ -66,6 +66,14 @@ class Task(Protocol):
         """
         ...
 
+    def evaluate(self, averaged: Mapping[str, nn.Module], folder: Path, step: int) -> dict[str, Any]:
+        """Evaluate the averaged model of each decay; return entries for the row of this step.
+
+        Called in every process, every ``output.eval_every`` steps. With ``fsdp`` only the main process has
+        whole models; the others call it with none, to take part in nothing but collectives of their own.
+        """
+        ...
+
     def memory_advice(self) -> str:
         """Return what to change after running out of GPU memory, such as ``use --set micro=2``."""
         ...

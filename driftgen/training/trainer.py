@@ -15,7 +15,7 @@ from driftgen.data.class_batches import StepSizes, open_source
 from driftgen.drift.guidance import sample_alpha
 from driftgen.drift.loss import DriftingLoss
 from driftgen.errors import InputError
-from driftgen.model_io import RUN_MODEL
+from driftgen.model_io import RUN_MODEL, read_config
 from driftgen.ops.compile import compile_parts, to_channels_last
 from driftgen.pipeline import DriftPipeline
 from driftgen.support.atomic_write import atomic_write, make_folder
@@ -37,6 +37,7 @@ from driftgen.training.graphed_step import GraphedStep, can_capture
 from driftgen.training.health import Health, never_trained
 from driftgen.training.loop import View, run_task
 from driftgen.training.microbatch import MicroBatchedStep
+from driftgen.training.run_evaluation import RunEvaluation
 from driftgen.training.run_folder import CHECKPOINTS, check_run
 from driftgen.training.sharding import make_mesh
 from driftgen.training.step import DriftStep
@@ -115,6 +116,8 @@ class Training:
         untrained = [entry.name for entry, encoder in encoders if never_trained(encoder)]
         self.health = Health(config.loss.temperatures, untrained)
         self.last: tuple[StepInputs, StepOutput] | None = None
+        self.parts, self.info = parts, info
+        self.evaluation: RunEvaluation | None = None
 
     def draw(self, step: int) -> StepInputs:
         """Draw labels, real samples, alpha and noise; the same for any number of processes."""
@@ -228,6 +231,26 @@ class Training:
             target = folder / (RUN_MODEL if i == 0 else f"{RUN_MODEL}-ema-{decay}")
             source = {"recipe": self.name, "step": step, "ema": decay, **_origin(self.config)}
             self.pipeline(model, **source).save_pretrained(target)
+
+    def evaluate(self, averaged: Mapping[str, nn.Module], folder: Path, step: int) -> dict[str, Any]:
+        """Score each average; save the best one of the run so far as ``model-best/``."""
+        shared = not self.config.fsdp  # sharded models are whole in the main process only
+        if not averaged:
+            return {}
+        if self.evaluation is None:
+            processes = self.distributed if shared else Distributed(0, 1, self.distributed.device, None)
+            self.evaluation = RunEvaluation(self.config, self.parts.data, processes, folder, self.info)
+        result = self.evaluation({decay: self.pipeline(model) for decay, model in averaged.items()})
+        if self.distributed.is_main:
+            name = result["metric"]
+            scores = {decay: row[name] for decay, row in result["ema"].items()}
+            best = min(scores, key=lambda decay: scores[decay])
+            target = folder / f"{RUN_MODEL}-best"
+            before = read_config(target).source.get(name) if (target / "config.json").is_file() else None
+            if before is None or scores[best] < before:
+                source = {"recipe": self.name, "step": step, "ema": best, name: scores[best]}
+                self.pipeline(averaged[best], **source, **_origin(self.config)).save_pretrained(target)
+        return {"evaluation": result}
 
     def pipeline(self, model: nn.Module, **source: Any) -> DriftPipeline:
         """Return a pipeline that samples from an averaged model."""

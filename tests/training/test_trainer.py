@@ -14,6 +14,9 @@ import torch
 
 import driftgen as dg
 from driftgen.errors import InputError
+from driftgen.evaluation.encoders import load_encoder
+from driftgen.evaluation.reference import load_reference
+from driftgen.evaluation.sweep import Evaluation, evaluate_model
 from driftgen.report.run_page import write_report
 from driftgen.support.distributed import Distributed
 from driftgen.training import pretrain, trainer
@@ -64,6 +67,37 @@ def test_a_run_leaves_a_model_that_samples(tmp_path):
     again, view = run(tmp_path / "r", *changes)
     assert again
     assert view.said[0] == "resumed after step 20"
+
+
+@pytest.mark.slow
+def test_a_run_evaluates_its_averages_and_saves_the_best(tmp_path, monkeypatch):
+    monkeypatch.delenv("DRIFTGEN_INCEPTION", raising=False)
+    changes = ["optim.steps=30", "ema=[0.5, 0.99]", "output.eval_every=10", "output.eval_samples=60"]
+    folder = tmp_path / "r"
+    run(folder, *changes, report=write_report)
+    rows = dg.Run(folder).metrics
+    scored = {row["step"]: row["evaluation"] for row in rows if "evaluation" in row}
+    assert sorted(scored) == [10, 20, 30]
+    values = {
+        (step, decay): scores["FD-pixels"]
+        for step, result in scored.items()
+        for decay, scores in result["ema"].items()
+    }
+    assert len(values) == 6
+    (step, decay), best = min(values.items(), key=lambda item: item[1])
+    source = json.loads((folder / "model-best" / "config.json").read_text())["source"]
+    assert (source["step"], source["ema"], source["FD-pixels"]) == (step, decay, best)
+    # The command measures the same figure with the saved weights.
+    pipe = dg.DriftPipeline.from_pretrained(folder / "model-best")
+    reference = load_reference(folder / "evaluation" / "reference.safetensors")
+    evaluation = Evaluation(reference, load_encoder("pixels"), Distributed.start("cpu"))
+    row = evaluate_model(pipe, evaluation, samples=60, guidance=[config().output.sample_guidance])["rows"][0]
+    assert row["FD-pixels"] == pytest.approx(best, rel=1e-6)
+    assert "FD-pixels" in (folder / "report.html").read_text()
+    # Evaluation changes nothing else: the same weights as without it.
+    run(tmp_path / "plain", "optim.steps=30", "ema=[0.5, 0.99]")
+    first, second = final(folder), final(tmp_path / "plain")
+    assert all(torch.equal(first[k], second[k]) for k in second)
 
 
 @pytest.mark.parametrize("changes", [[], ["batch.micro=2", "batch.mode=previous"]], ids=["whole", "previous"])
