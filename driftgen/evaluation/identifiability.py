@@ -1,7 +1,7 @@
-"""Identifiability of the zero-drift equilibrium (appendix "On Identifiability of the Zero-Drift Equilibrium").
+"""Identifiability of equilibrium (appendix "On Identifiability of the Zero-Drift Equilibrium").
 
-p = Σ_i a_i φ_i and q = Σ_i b_i φ_i are mixtures of m basis functions, and the field is evaluated at N probes.
-Each pair of basis functions induces one interaction vector U_ij in R^(D·N), and
+p = Σ_i a_i φ_i and q = Σ_i b_i φ_i are mixtures of m basis functions, and the field is evaluated at N
+probes. Each pair of basis functions induces one interaction vector U_ij in R^(D·N), and
 
     V_X = Σ_ij a_i b_j U_ij = Σ_{i<j} (a_i b_j − a_j b_i) U_ij.
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from driftgen.drift.field import check_temperature
-from driftgen.drift.kernels import Kernel, get_kernel
+from driftgen.drift.kernels import Kernel, gaussian, get_kernel
 from driftgen.errors import InputError
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "field_operator",
     "gaussian_basis",
     "interaction_vectors",
+    "mixture_distance",
     "numerical_rank",
     "pair_coefficients",
     "pair_matrix",
@@ -62,7 +63,7 @@ def point_basis(points: Tensor) -> Basis:
 
 
 def gaussian_basis(centers: Tensor, width: float, order: int = 12) -> Basis:
-    """Return Gaussian densities φ_i = N(c_i, width² I) on the ``order^D`` nodes of Gauss–Hermite quadrature."""
+    """Return Gaussian densities φ_i = N(c_i, width² I) on ``order``^D nodes of Gauss–Hermite quadrature."""
     centers = _rows("centers", centers)
     if width <= 0 or order < 1:
         raise InputError(f"width={width!r} and order={order!r} must be positive")
@@ -107,7 +108,7 @@ def field_of_pairs(vectors: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def pair_matrix(vectors: Tensor) -> Tensor:
-    """Return the vectors U_ij with i < j as columns, ``[D·N, m(m − 1)/2]``: (0, 1), (0, 2), ..., (1, 2), ..."""
+    """Return the vectors U_ij with i < j as columns, ``[D·N, m(m − 1)/2]``."""
     m = len(vectors)
     first, second = torch.triu_indices(m, m, offset=1)
     return vectors[first, second].flatten(1).T
@@ -149,9 +150,10 @@ def equilibrium_directions(vectors: Tensor, a: Tensor) -> Tensor:
     operator = field_operator(vectors, a)
     scale = torch.linalg.matrix_norm(operator, ord=2)
     rows = torch.cat([operator / torch.where(scale > 0, scale, 1.0), operator.new_ones(1, len(a))])
-    _, values, right = torch.linalg.svd(rows, full_matrices=True)
+    values, right = torch.linalg.svd(rows, full_matrices=True)[1:]
     rank = int((values > RANK_TOLERANCE * values[0]).sum())
-    return right[rank:]
+    directions: Tensor = right[rank:]
+    return directions
 
 
 def weakest_response(vectors: Tensor, a: Tensor) -> float:
@@ -181,6 +183,18 @@ def driftless_mixture(vectors: Tensor, a: Tensor) -> Tensor | None:
     n = directions[0]
     t = (a / -n)[n < 0].min()
     return (a + t * n).clamp(min=0)
+
+
+def mixture_distance(basis: Basis, a: Tensor, b: Tensor, *, bandwidth: float = 1.0) -> float:
+    """Return the MMD of two mixtures with a Gaussian kernel: 0 if and only if p = q as distributions.
+
+    Different coefficients of a redundant basis can mean the same distribution.
+    """
+    points = basis.points.flatten(0, 1)
+    mass = ((b - a)[:, None] * basis.weights).flatten()
+    distance = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
+    square = mass @ gaussian(distance, bandwidth).exp() @ mass
+    return float(square.clamp(min=0).sqrt())
 
 
 def _rows(argument: str, x: Tensor) -> Tensor:
