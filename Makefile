@@ -6,10 +6,14 @@ READY  := $(VENV)/.ready
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: demo test test-slow test-all lint setup clean
+.PHONY: demo tables test test-slow test-all lint setup clean
 
 demo: $(READY)
 	$(BIN)/driftgen demo --out runs/demo
+
+# Writes the tables of README.md, docs/ and results/ from the files in results/.
+tables: $(READY)
+	$(BIN)/python -m tools.tables
 
 # Everything but the tests marked slow.
 test: $(READY) lint

@@ -58,12 +58,12 @@ def measure():
     """Return the figures of the JSON file."""
     basis = gaussian_basis(CENTERS, WIDTH)
     vectors = interaction_vectors(uniform(256), basis, temperature=TEMPERATURE)
-    p = torch.full((6,), 1 / 6).double()
+    p = torch.full((6,), 1 / 6, dtype=torch.float64)
     spectra = {n: relative_singular_values(pair_matrix(vectors[:, :, :n])).tolist() for n in PROBES}
     ranks = {}
     for m in SIZES:
         many = interaction_vectors(uniform(256), gaussian_basis(ring(m), WIDTH), temperature=TEMPERATURE)
-        equal = torch.full((m,), 1 / m).double()
+        equal = torch.full((m,), 1 / m, dtype=torch.float64)
         ranks[m] = {
             "pairs": [numerical_rank(pair_matrix(many[:, :, :n])) for n in PROBES],
             "given_p": [numerical_rank(field_operator(many[:, :, :n], equal)) for n in PROBES],
@@ -132,7 +132,7 @@ def degenerate_cases():
     out = {}
     for name, (probes, basis, temperature, kernel) in cases.items():
         vectors = interaction_vectors(probes, basis, temperature=temperature, kernel=kernel)
-        p = torch.full((6,), 1 / 6).double()
+        p = torch.full((6,), 1 / 6, dtype=torch.float64)
         q = driftless_mixture(vectors, p)
         out[name] = {
             "rank": numerical_rank(pair_matrix(vectors)),

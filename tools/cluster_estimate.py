@@ -1,4 +1,4 @@
-"""The estimate for many GPUs in docs/scaling.md: ``python -m tests.support.cluster_estimate`` prints it.
+"""The estimate for many GPUs in docs/scaling.md, from the step measured on one.
 
 The step is the paper's ablation configuration with 8 classes on each GPU, as measured on one GPU. GPUs
 all-reduce the gradient of the generator once per step (in a ring each sends and receives 2 (n - 1) / n of it)
@@ -8,9 +8,11 @@ figure overlaps the gradient's all-reduce with the generator's backward pass, as
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
+
+from tools.records import Results, markdown
+
+__all__ = ["PARAMETERS", "efficiency", "exchange_seconds", "loss_bytes", "table"]
 
 PARAMETERS = 132.7e6  # of B/2
 BYTES = 4  # per gradient element
@@ -18,7 +20,6 @@ FEATURES, TEMPERATURES = 86, 3
 LATENCY = 20e-6  # seconds per hop
 BACKWARD = 0.35  # fraction of a step in the generator's backward pass (by operations: 50 of 140 TFLOP)
 CARDS, BANDWIDTHS = (8, 64, 512), (50e9, 100e9, 200e9, 400e9)
-MEASURED = Path(__file__).parents[2] / "results/speed-h200/step.json"
 
 
 def loss_bytes() -> int:
@@ -41,23 +42,15 @@ def efficiency(step: float, cards: int, bandwidth: float) -> tuple[float, float]
     return step / (step + gradient + loss), step / (step + gradient - hidden + loss)
 
 
-def step_seconds() -> float:
-    """Return the measured time of the step with 8 classes on one GPU."""
-    rows = json.loads(MEASURED.read_text())["rows"]
-    whole = [row for row in rows if row["sizes"]["classes"] == 8 and row["sizes"]["micro"] == 1]
-    return float(min(row["seconds"] for row in whole))
-
-
-def table() -> str:
+def table(results: Results) -> str:
     """Return a Markdown table of the efficiency by number of GPUs and bandwidth."""
-    step = step_seconds()
-    lines = ["| GPUs | classes | " + " | ".join(f"{b / 1e9:.0f} GB/s" for b in BANDWIDTHS) + " |"]
-    lines.append("|---|---|" + "---|" * len(BANDWIDTHS))
-    for cards in CARDS:
-        cells = ["{:.1%} to {:.1%}".format(*efficiency(step, cards, b)) for b in BANDWIDTHS]
-        lines.append(f"| {cards} | {8 * cards} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    print(table())
+    step = results.row("speed-h200/step.json")["seconds"]
+    rows = [
+        (
+            f"{cards}",
+            f"{8 * cards}",
+            *("{:.1%} to {:.1%}".format(*efficiency(step, cards, bandwidth)) for bandwidth in BANDWIDTHS),
+        )
+        for cards in CARDS
+    ]
+    return markdown(("GPUs", "classes", *(f"{b / 1e9:.0f} GB/s" for b in BANDWIDTHS)), rows)

@@ -1,0 +1,1 @@
+"""Tools for the repository itself, not installed with the package."""

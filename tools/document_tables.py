@@ -1,0 +1,228 @@
+"""Tables of README.md, docs/ and results/README.md."""
+
+from __future__ import annotations
+
+from tools.records import Results, fill, markdown, select
+
+__all__ = ["earlier_versions", "identifiability", "initialization", "performance", "readme"]
+
+TIME_AND_MEMORY = "{seconds:.3f s}, {peak_bytes:.0f GiB}"
+
+
+def readme(results: Results) -> str:
+    """Headline figures."""
+    toy = {
+        kind: [
+            results.load(f"toy-bimodal/{kind}-{init}/metrics.json")
+            for init in ("between", "far", "collapsed")
+        ]
+        for kind in ("points", "generator")
+    }
+    share, ratio = (
+        {kind: min(run[key] for run in runs) for kind, runs in toy.items()}
+        for key in ("least_mode_share", "drift_ratio")
+    )
+    balanced, *broken = results.load("toy-antisymmetry/generator/metrics.json")["runs"].values()
+    step, whole = results.row("speed-h200/step.json"), results.row("speed-h200/step64.json")
+    sampled = select(results.load("speed-h200/sampling.json")["rows"], preset="B/2", mode="graph", batch=256)
+    loss = results.load("loss-cpu/base8.json")["rows"]
+    literal = loss["plain, one call per feature and temperature"]["seconds"]
+    rows = [
+        (
+            "8×8 digits in one network call, trained by `make demo` on 2 CPU cores; "
+            "1,000 samples against held-out digits",
+            fill(
+                "{recognized:.1%} recognized; precision {precision_heldout:.2f}, recall {recall_heldout:.2f}",
+                results.load("demo-digits/evaluation.json")["figures"],
+            ),
+        ),
+        (
+            "a bimodal target, from three initial distributions: "
+            "share of the weaker mode, relative to its due",
+            fill("points {points:.2f}, generator {generator:.2f}", share),
+        ),
+        (
+            "the plain loss falls, from start to end, by at least",
+            fill("points {points:.0f}x, generator {generator:.0f}x", ratio),
+        ),
+        (
+            "energy distance to fresh data: anti-symmetric field, "
+            "against the best field without that symmetry",
+            fill(
+                "{energy_distance:.3f} against {best:.3f}",
+                balanced,
+                best=min(run["energy_distance"] for run in broken),
+            ),
+        ),
+        (
+            "training step of the paper's ablation, 8 of its 64 classes, one H200 "
+            f"(authors' code on the same kind of GPU: {fill(TIME_AND_MEMORY, step['release'])})",
+            fill(TIME_AND_MEMORY, step),
+        ),
+        (
+            "the same with all 64 classes, exact, an earlier version "
+            "(authors' code: about 970 GiB, extrapolated)",
+            fill("{seconds:.2f s}, {peak_bytes:.0f GiB}", whole),
+        ),
+        (
+            "one-step sampling, DiT-B/2, batch 256, bfloat16, one H200 "
+            f"(authors' code: {256 / sampled['release']['seconds']:,.0f} images/s)",
+            fill("{images_per_second:,.0f images/s}", sampled),
+        ),
+        (
+            "loss with 86 features, against a literal implementation in the same run (2 CPU threads)",
+            f"{literal / loss['driftgen.DriftingLoss']['seconds']:.1f}x as fast",
+        ),
+        ("ImageNet 256×256, latent L/2: **the paper's number**, not measured here", "FID 1.54"),
+    ]
+    return markdown(("", "measured"), rows)
+
+
+def performance(results: Results) -> str:
+    """Time and memory on one H200, beside the authors' code."""
+    step, largest = results.row("speed-h200/step.json"), results.row("speed-h200/loss.json")
+    exact, previous = results.load("speed-h200/step64.json")["rows"]
+    small, pretrain = results.row("speed-h200/cifar10.json"), results.row("speed-h200/pretrain.json")
+    sampled = results.load("speed-h200/sampling.json")["rows"]
+    graph, fp8 = (select(sampled, preset="B/2", mode=mode, batch=256) for mode in ("graph", "fp8"))
+
+    def source(name: str) -> str:
+        return f"([{name}](../results/speed-h200/{name}.json))"
+
+    rows = [
+        (
+            f"training step of the paper's ablation, 8 classes {source('step')}",
+            fill("{seconds:.3f s}", step),
+            fill("{peak_bytes:.0f GiB}", step),
+            fill(TIME_AND_MEMORY, step["release"]),
+        ),
+        (
+            f"all 64 classes on one GPU, `batch.micro=8`, exact, an earlier version {source('step64')}",
+            fill("{seconds:.2f s}", exact),
+            fill("{peak_bytes:.0f GiB}", exact),
+            "does not fit",
+        ),
+        (
+            "the same with `batch.mode=previous`",
+            fill("{seconds:.2f s}", previous),
+            fill("{peak_bytes:.0f GiB}", previous),
+            "does not fit",
+        ),
+        (
+            fill("step of the recipe `cifar10`, {steps_per_second:.1f} steps per second ", small)
+            + source("cifar10"),
+            f"{1 / small['steps_per_second']:.3f} s",
+            fill("{peak_bytes:.1f GiB}", small),
+            "",
+        ),
+        (
+            fill("step of the recipe `mae-cifar10`, {samples_per_second:,.0f} samples per second ", pretrain)
+            + source("pretrain"),
+            fill("{queued_seconds:.3f s}", pretrain),
+            fill("{peak_bytes:.1f GiB}", pretrain),
+            "",
+        ),
+        (
+            f"loss, 65,536 groups of width 256 {source('loss')}",
+            fill("{seconds:.3g ms}", largest),
+            fill("{peak_ratio:.2f} times inputs + outputs", largest),
+            fill("{seconds:.3g ms}, {peak_bytes:.0f GiB}", largest["release"]),
+        ),
+        (
+            fill("sampling, DiT-B/2, batch 256, {images_per_second:,.0f images/s} ", graph)
+            + source("sampling"),
+            fill("{seconds:.3g ms}", graph),
+            "",
+            fill("{seconds:.3g ms}", graph["release"]),
+        ),
+        (
+            fill("the same in fp8, {images_per_second:,.0f images/s}", fp8),
+            fill("{seconds:.3g ms}", fp8),
+            "",
+            "",
+        ),
+    ]
+    return markdown(("", "time", "peak memory", "release"), rows)
+
+
+def initialization(results: Results) -> str:
+    """One MLP on digits from three initializations."""
+    labels = {
+        "default": "default initialization",
+        "orthogonal": "`nn.init.orthogonal_(weight, gain=1.5)`",
+        "normalized": "`nn.LayerNorm` before each activation",
+    }
+    runs = results.load("collapse-digits/metrics.json")["rows"]
+    metrics = ("diversity", "precision", "recall")
+    rows = [(label, *(f"{runs[name][metric]:.2f}" for metric in metrics)) for name, label in labels.items()]
+    return markdown(("hidden layers", *metrics), rows)
+
+
+def earlier_versions(results: Results) -> str:
+    """Figures of earlier versions, and of today."""
+    run = results.load("cifar10-first/summary.json")
+    small, step = results.row("speed-h200/cifar10.json"), results.row("speed-h200/step.json")
+    eager = [row for row in results.load("step-h200/step.json")["rows"] if "seconds" in row]
+    settings = (
+        "whole",
+        "in 4 exact parts",
+        "in 4 parts with the previous statistics",
+        "16 classes in 4 exact parts",
+        "64 classes in 16 parts with the previous statistics",
+    )
+    steps = [
+        fill("{setting} {seconds:.2f s} and {memory_gib:.0f} GiB", row, setting=setting)
+        for setting, row in zip(settings, eager, strict=True)
+    ]
+    rows = [
+        (
+            "[cifar10-first](cifar10-first/)",
+            fill(
+                "six minutes of the recipe `cifar10` and its encoder on one H200, far too short for good "
+                "samples: {generator[steps_per_second]:.2f} steps a second of 640 generated samples and "
+                "{generator[memory_gib]:.1f} GiB for the generator, "
+                "{encoder[steps_per_second]:.1f} steps of 512 images for its encoder",
+                run,
+            ),
+            fill("{steps_per_second:.1f} steps a second and {peak_bytes:.1f GiB} now, ", small)
+            + "[speed-h200](speed-h200/README.md)",
+        ),
+        (
+            "[step-h200](step-h200/)",
+            "the paper's ablation step on one H200, not compiled: " + "; ".join(steps),
+            fill(
+                "{seconds:.3f s} and {peak_bytes:.0f GiB} for the same step, `driftgen bench step --compile`",
+                step,
+            ),
+        ),
+        (
+            "[sampling-h200](sampling-h200/)",
+            "images per second and memory of the generators, and one training step of each preset",
+            "`driftgen bench sampling`",
+        ),
+        (
+            "[loss-cpu](loss-cpu/), [loss-h200](loss-h200/)",
+            "time and memory of the loss beside a literal implementation in the same run",
+            "`driftgen bench loss`",
+        ),
+    ]
+    return markdown(("folder", "what", "today"), rows)
+
+
+def identifiability(results: Results) -> str:
+    """Ways in which linear independence holds or fails."""
+    meaning = {
+        (False, False): "V = 0 implies q = p",
+        (False, True): "V = 0 implies q = p, with other coefficients",
+        (True, True): "a q ≠ p has no drift",
+    }
+    cases = results.load("identifiability/identifiability.json")["degenerate_cases"]
+    rows = [
+        (
+            name,
+            fill("{rank} of {pairs}", case),
+            meaning[case["other_equilibrium"], case["other_coefficients"]],
+        )
+        for name, case in cases.items()
+    ]
+    return markdown(("case", "rank of the vectors", "at equilibrium with p uniform"), rows)

@@ -1,0 +1,124 @@
+"""The pictures of results/README.md. To add one, add a ``Picture``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from driftgen.errors import InputError
+from tools.records import Results, fill
+
+__all__ = ["PICTURES", "Picture", "gallery"]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture with its record.
+
+    Attributes:
+        path: picture, relative to results/.
+        what: what one sees; may contain values of the record, as in ``fill``.
+        record: JSON file next to which the picture was made, relative to results/.
+        width: percent of the page.
+        command: command, where the record has none or several.
+        evaluator: evaluator, where the record has none.
+    """
+
+    path: str
+    what: str
+    record: str
+    width: int = 100
+    command: str | None = None
+    evaluator: str | None = None
+
+
+PICTURES = (
+    Picture(
+        "demo-digits/samples.png",
+        "**Digits in one network call each**, ten per class, as `make demo` trains them on a CPU: "
+        "{figures[recognized]:.1%} are recognized.",
+        "demo-digits/evaluation.json",
+        width=40,
+    ),
+    Picture(
+        "toy-generator/swiss-roll/evolution.png",
+        "**A generator learns a swiss roll.** The loss is the mean squared drift. "
+        "It falls to the noise of a batch.",
+        "toy-generator/swiss-roll/metrics.json",
+    ),
+    Picture(
+        "toy-generator/checkerboard/evolution.png",
+        "**The same with a checkerboard**, whose eight squares must get equal shares: "
+        "the weakest gets {least_mode_share:.2f} of its due.",
+        "toy-generator/checkerboard/metrics.json",
+    ),
+    Picture(
+        "toy-bimodal/generator-collapsed/evolution.gif",
+        "**A collapsed start recovers.** All samples begin in one mode of a bimodal target and end in both.",
+        "toy-bimodal/generator-collapsed/metrics.json",
+        width=70,
+    ),
+    Picture(
+        "toy-bimodal/points-far/evolution.png",
+        "**Points without a network** drift to a bimodal target from far away.",
+        "toy-bimodal/points-far/metrics.json",
+    ),
+    Picture(
+        "toy-antisymmetry/generator/comparison.png",
+        "**Anti-symmetry matters.** With attraction and repulsion out of balance, "
+        "samples and data no longer match when training ends.",
+        "toy-antisymmetry/generator/metrics.json",
+        evaluator="unbiased energy distance to 4096 fresh points",
+    ),
+    Picture(
+        "identifiability/identifiability.png",
+        "**When does zero drift mean p = q?** The paper's appendix in numbers; "
+        "[its page](identifiability/README.md) explains the panels.",
+        "identifiability/identifiability.json",
+    ),
+    Picture(
+        "tokenizer-taef2/reconstructions.png",
+        "**A tiny autoencoder** (taef2): real 64-pixel images above, reconstructions below, "
+        "{figures[psnr_db][mean]:.1f dB} PSNR.",
+        "tokenizer-taef2/metrics.json",
+        command="python results/tokenizer-taef2/measure.py",
+    ),
+    Picture(
+        "cifar10-first/encoder/reconstructions.png",
+        "**A masked autoencoder on CIFAR-10**, an early version: images, masked images, reconstructions.",
+        "cifar10-first/summary.json",
+        width=60,
+        command="driftgen pretrain mae-cifar10",
+        evaluator="masked training images",
+    ),
+    Picture(
+        "cifar10-first/drift.png",
+        "**Drift of a first CIFAR-10 run** of six minutes, at three temperatures: "
+        "far too short for good samples.",
+        "cifar10-first/summary.json",
+        width=45,
+        command="driftgen train cifar10",
+        evaluator="drift of each batch",
+    ),
+)
+
+
+def gallery(results: Results) -> str:
+    """Return each picture with one line: what it shows, command, hardware, evaluator."""
+    return "\n\n".join(_entry(picture, results) for picture in PICTURES)
+
+
+def _entry(picture: Picture, results: Results) -> str:
+    if not (results.folder / picture.path).is_file():
+        raise InputError(f"results/{picture.path} does not exist: remove it from tools/gallery.py")
+    record: dict[str, Any] = results.load(picture.record)
+    command = picture.command or re.sub(r" --out \S+", "", record["command"])
+    hardware = f"one {record['gpu']}" if record.get("gpu") else record["hardware"]
+    evaluator = picture.evaluator or record["evaluator"]
+    what = fill(picture.what, record)
+    alt = re.sub(r"[*`]|\[([^]]*)\]\([^)]*\)", r"\1", what)
+    image = f'<img src="{picture.path}" width="{picture.width}%" alt="{alt}">'
+    hardware = re.sub(r"\b1 threads", "1 thread", hardware)
+    made_by = f"`{command}` · {hardware} · {evaluator}"
+    return f"{image}\n\n{what} <sub>{made_by}</sub>"
