@@ -24,6 +24,7 @@ ROOT = Path(__file__).parent.parent
 def _libraries():
     """Import the libraries of a run before the first test is timed."""
     import_module("matplotlib.pyplot")
+    import_module("torch._dynamo")  # an optimizer imports it
     import_module("driftgen.training.run")
 
 

@@ -32,7 +32,7 @@ def test_every_picture_of_the_gallery_exists_and_says_how_it_was_made():
     shown = re.findall(r'<img src="([^"]+)"', text)
     assert shown == [picture.path for picture in PICTURES]
     assert all((RESULTS / path).is_file() for path in shown)
-    lines = re.findall(r"<sub>(.*)</sub>", text)
+    lines = re.findall(r"^<sub>(.*)</sub>$", text, re.MULTILINE)
     assert len(lines) == len(shown)
     for line in lines:
         assert re.fullmatch(r"`(driftgen|python) [^`]+` · (one NVIDIA|aarch64|x86_64).* · .{10,}", line)
@@ -164,3 +164,14 @@ def test_pages_are_described_where_the_list_says():
     for name, here in places:
         page = here or page
         assert f"<!-- table: {name} -->" in (ROOT / page).read_text(), name
+
+
+def test_the_example_of_contributing_is_a_table(tmp_path):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    names = {"fill": fill, "markdown": markdown}
+    exec(compile(code, "CONTRIBUTING.md", "exec"), names)
+    (tmp_path / "cifar10").mkdir()
+    rows = [{"guidance": 1.0, "fid": 7.123, "seconds": 38.21}]
+    (tmp_path / "cifar10" / "evaluation.json").write_text(json.dumps({"rows": rows}))
+    table = "| guidance | FID | time |\n|---|---|---|\n| 1.0 | 7.12 | 38.2 s |"
+    assert names["guidance_sweep"](Results(tmp_path)) == table

@@ -225,4 +225,4 @@ def identifiability(results: Results) -> str:
         )
         for name, case in cases.items()
     ]
-    return markdown(("case", "rank of the vectors", "at equilibrium with p uniform"), rows)
+    return markdown(("case", "rank of the vectors", "for p with equal coefficients"), rows)

@@ -19,7 +19,7 @@ class Picture:
     Attributes:
         path: picture, relative to results/.
         what: what one sees; may contain values of the record, as in ``fill``.
-        record: JSON file next to which the picture was made, relative to results/.
+        record: JSON file of the run that made the picture, relative to results/.
         width: percent of the page.
         command: command, where the record has none or several.
         evaluator: evaluator, where the record has none.
@@ -121,4 +121,4 @@ def _entry(picture: Picture, results: Results) -> str:
     image = f'<img src="{picture.path}" width="{picture.width}%" alt="{alt}">'
     hardware = re.sub(r"\b1 threads", "1 thread", hardware)
     made_by = f"`{command}` · {hardware} · {evaluator}"
-    return f"{image}\n\n{what} <sub>{made_by}</sub>"
+    return f"{image}\n\n{what}<br>\n<sub>{made_by}</sub>"

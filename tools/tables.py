@@ -24,9 +24,12 @@ from tools import cluster_estimate, document_tables, gallery, parameter_table, s
 from tools.records import Results
 
 ROOT = Path(__file__).parents[1]
-BLOCK = re.compile(r"<!-- table: (?P<name>[^\n]*?) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
+# Markers stand on lines of their own, so that a sentence can mention them.
+BLOCK = re.compile(
+    r"^<!-- table: (?P<name>[^\n]*?) -->\n(?P<body>.*?)^<!-- end -->$", re.DOTALL | re.MULTILINE
+)
 PAGES = ("*.md", "docs/*.md", "results/**/*.md")
-MARKER = re.compile(r"<!-- (?:table: [^\n]*|end) -->")
+MARKER = re.compile(r"^<!-- (?:table: [^\n]*|end) -->$", re.MULTILINE)
 
 Table = Callable[[Results], str]
 
