@@ -173,14 +173,16 @@ def weakest_response(vectors: Tensor, a: Tensor) -> float:
 def driftless_mixture(vectors: Tensor, a: Tensor) -> Tensor | None:
     """Return coefficients b ≠ a, b ≥ 0, Σ b = 1, with V_X = 0; None if V_X = 0 implies b = a.
 
-    b = a + t n for the first direction of ``equilibrium_directions``, with t as large as b ≥ 0 allows.
+    b = a + t n, with t as large as b ≥ 0 allows. n is the projection of the unit vector that is nearest to
+    the span of ``equilibrium_directions``: it depends on the span alone, not on the signs of an SVD.
     """
     if (a <= 0).any():
         raise InputError("a holds coefficients that are not positive: start from the interior of the simplex")
     directions = equilibrium_directions(vectors, a)
     if not len(directions):
         return None
-    n = directions[0]
+    projection = directions.T @ directions
+    n = projection[projection.diagonal().argmax()]
     t = (a / -n)[n < 0].min()
     return (a + t * n).clamp(min=0)
 
