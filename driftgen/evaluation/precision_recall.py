@@ -26,11 +26,7 @@ def precision_recall(real: Tensor, generated: Tensor, k: int = 3, chunk: int = 4
     sample's k-th nearest neighbor. Mode collapse lowers only the recall. Both depend on n and m, so compare
     results of equal set sizes. At most ``chunk`` rows of the distance matrix are in memory at a time.
     """
-    real, generated = as_rows("real", real, k + 1), as_rows("generated", generated, k + 1)
-    if real.shape[1] != generated.shape[1]:
-        raise InputError(
-            f"real has {real.shape[1]} features, generated {generated.shape[1]}: both must be equal"
-        )
+    real, generated = feature_rows(real, generated, k + 1, k + 1)
     real_radii, generated_radii = manifold_radii(real, k, chunk), manifold_radii(generated, k, chunk)
     precise, recalled = [], torch.zeros(len(real), dtype=torch.bool, device=real.device)
     for rows, own_radii in zip(generated.split(chunk), generated_radii.split(chunk), strict=True):
@@ -42,7 +38,9 @@ def precision_recall(real: Tensor, generated: Tensor, k: int = 3, chunk: int = 4
 
 def manifold_radii(x: Tensor, k: int = 3, chunk: int = 4096) -> Tensor:
     """Return the squared distance of each row to its k-th nearest other row, ``[n]``."""
-    x = as_rows("x", x, k + 1)
+    if k < 1:
+        raise InputError(f"k={k} must be at least 1")
+    x = as_rows("x", x, k + 1).double()  # once, instead of in every chunk
     # k + 1, because the nearest row is the row itself.
     nearest = [squared_distances(rows, x).topk(k + 1, largest=False).values for rows in x.split(chunk)]
     return torch.cat(nearest).amax(dim=1)
@@ -55,10 +53,27 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
     return torch.addmm(squares, x, y.T, alpha=-2).clamp_(min=0)
 
 
+def feature_rows(
+    real: Tensor, generated: Tensor, least_real: int, least_generated: int
+) -> tuple[Tensor, Tensor]:
+    """Flatten both sets with :func:`as_rows`, in float64 on the device of ``real``; check their widths."""
+    real, generated = as_rows("real", real, least_real), as_rows("generated", generated, least_generated)
+    if real.shape[1] != generated.shape[1]:
+        raise InputError(
+            f"real has {real.shape[1]} features, generated {generated.shape[1]}: both must be equal"
+        )
+    return real.double(), generated.to(real.device).double()
+
+
 def as_rows(argument: str, x: Tensor, least: int) -> Tensor:
-    """Flatten to ``[n, features]``; check that n is at least ``least`` and that all values are finite."""
+    """Flatten to ``[n, features]``; check that n is at least ``least`` and that all values are finite.
+
+    Apple's GPUs have no float64: rows of such a device move to the CPU.
+    """
     if x.ndim < 2 or len(x) < least:
-        raise InputError(f"{argument} has shape {list(x.shape)}, expected at least {least} rows of features")
+        count = f"{least} row{'s' * (least > 1)}"
+        raise InputError(f"{argument} has shape {list(x.shape)}, expected at least {count} of features")
     if not x.isfinite().all():
         raise InputError(f"{argument} holds NaN or infinite values: remove these samples")
-    return x.detach().flatten(1)
+    rows = x.detach().flatten(1)
+    return rows.cpu() if rows.device.type == "mps" else rows
