@@ -11,6 +11,7 @@ import driftgen
 from driftgen.cli import models, runs, toys
 from driftgen.cli.bench import bench
 from driftgen.cli.evaluate import evaluate
+from driftgen.cli.neighbors_command import neighbors
 from driftgen.errors import InputError
 
 __all__ = ["app", "main"]
@@ -47,6 +48,7 @@ for _command in (
     runs.encode,
     runs.recipes,
     models.sample,
+    neighbors,
 ):
     app.command()(_command)
 app.command("eval")(evaluate)

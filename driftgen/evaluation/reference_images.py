@@ -1,0 +1,100 @@
+"""Real images to compare a model with: opened by name, in the shape of the model's images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+import yaml  # type: ignore[import-untyped]
+from pydantic import ValidationError
+from torch import Tensor
+
+from driftgen.data.arrays import ArrayImages, in_memory
+from driftgen.data.config import Augment, Data
+from driftgen.data.images import RealData, digits, open_images
+from driftgen.errors import InputError
+
+__all__ = ["DIGITS", "DIGITS_HELDOUT", "Shape", "load_bytes", "open_reference", "run_data"]
+
+DIGITS, DIGITS_HELDOUT = "digits", "digits-heldout"
+Shape = tuple[int, int, int]
+
+
+def open_reference(source: str | Data, shape: Shape, *, resize: bool = False) -> RealData:
+    """Open real images in the shape of a model's images, without augmentation.
+
+    Args:
+        source: ``digits`` or ``digits-heldout``, the two parts of the packaged digits; a folder of images,
+            ``.npz`` or ``.npy`` as in :func:`driftgen.data.images.open_images`; or the data section of a run.
+        shape: channels, height and width. Files of a folder are center-cropped to it, and gray images are
+            repeated to three channels, both as in training. Arrays of another shape are an error.
+        resize: center-crop and resize arrays and convert color to gray, instead of the error.
+    """
+    if isinstance(source, Data):
+        # Size and channels are those of the run.
+        config, name = source.model_copy(update={"augment": Augment()}), source.path or source.kind
+    else:
+        config, name = _config(source, shape, resize), source
+    opened = _open_heldout_digits(config) if name == DIGITS_HELDOUT else open_images(config)
+    found = opened.shape
+    if isinstance(opened, ArrayImages):
+        found = (opened.pixels.shape[1], *opened.side)
+        if found[0] in (1, shape[0]):  # else its colors would be lost
+            opened.channels, opened.shape = shape[0], (shape[0], *opened.side)
+    if opened.shape != shape:
+        opened.close()
+        hint = "" if resize or isinstance(source, Data) else ", or add --resize"
+        raise InputError(
+            f"the model generates {_words(shape)}, {name} holds {_words(found)}: give the data that the "
+            f"model was trained on{hint}"
+        )
+    return opened
+
+
+def run_data(model: str) -> Data | None:
+    """Return the data section of a training run; None if ``model`` is not the folder of a run."""
+    path = Path(model) / "config.yaml"
+    if model.startswith("hf://") or not path.is_file():
+        return None
+    try:
+        section = Data.model_validate(yaml.safe_load(path.read_text(encoding="utf-8"))["data"])
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError, ValidationError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"{path} holds no readable data section ({reason}): name the data") from None
+    return None if section.kind in ("latents", "memory") else section
+
+
+def load_bytes(data: RealData, indices: Tensor) -> Tensor:
+    """Load images as uint8 ``[len(indices), C, H, W]``."""
+    return data.load(indices, seed=0).add(1).mul(127.5).round().clamp(0, 255).to(torch.uint8)
+
+
+def _config(source: str, shape: Shape, resize: bool) -> Data:
+    if source in (DIGITS, DIGITS_HELDOUT):
+        folder = False
+    else:
+        path = Path(source).expanduser()
+        if not path.exists():
+            raise InputError(
+                f"data {source} does not exist: give a folder of images, an .npz or .npy file, or {DIGITS}"
+            )
+        folder = path.is_dir()
+    kind: Literal["digits", "images"] = "digits" if source == DIGITS else "images"
+    if not (folder or resize):
+        return Data(kind=kind, path=source)
+    channels, height, width = shape
+    if height != width:
+        raise InputError(f"the model generates {_words(shape)}: data can be resized to square images only")
+    return Data(kind=kind, path=source, size=height, channels=1 if channels == 1 else 3)
+
+
+def _open_heldout_digits(config: Data) -> ArrayImages:
+    images, labels = digits("heldout")
+    pixels = images.add(1).mul(127.5).round().to(torch.uint8).numpy()
+    return in_memory(pixels, labels, [str(d) for d in range(10)], config.model_copy(update={"channels": 1}))
+
+
+def _words(shape: Shape) -> str:
+    channels, height, width = shape
+    return f"{height}x{width} images of {channels} channel{'s' * (channels > 1)}"

@@ -1,0 +1,146 @@
+"""Encoders of images for metrics, and real images in the shape of a model."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import driftgen as dg
+from driftgen.data.config import Augment, Data
+from driftgen.data.images import digits
+from driftgen.evaluation.encoders import load_encoder
+from driftgen.evaluation.reference_images import load_bytes, open_reference, run_data
+from driftgen.features import ResNetMAE
+from tests.support.image_data import noise
+
+
+@pytest.fixture
+def mae(tmp_path):
+    def save(**options):
+        torch.manual_seed(0)
+        network = ResNetMAE(**{"in_channels": 3, "base_channels": 8, "blocks": (1, 1)} | options)
+        return network, str(dg.save_model(network, tmp_path / "mae"))
+
+    return save
+
+
+def images(n=3, channels=3, side=8):
+    return torch.from_numpy(noise(n, channels, side, side))
+
+
+def test_pixels():
+    encoder = load_encoder("pixels", "cpu")
+    x = images()
+    features = encoder(x)
+    assert (encoder.name, encoder.num_features) == ("pixels", 192)
+    torch.testing.assert_close(features, x.flatten(1) / 127.5 - 1)
+
+
+def test_pooled_features_of_the_last_stage(mae):
+    network, folder = mae()
+    encoder = load_encoder(folder, "cpu")
+    assert (encoder.name, encoder.num_features) == (folder, 16)
+    x = images()
+    expected = network.features(x / 127.5 - 1)["layer2_mean"][:, 0]
+    features = encoder(x)
+    assert features.dtype == torch.float32
+    torch.testing.assert_close(features, expected.detach())
+    gray = images(channels=1)
+    torch.testing.assert_close(encoder(gray), encoder(gray.expand(-1, 3, -1, -1)))
+
+
+@pytest.mark.parametrize(
+    ("options", "x", "message"),
+    [
+        ({"in_channels": 4}, images(), "takes latents of 4 channels, the images have 3"),
+        ({"in_channels": 1}, images(), "takes images of 1 channels, the images have 3"),
+        ({"patchify": 8, "blocks": (1, 1)}, images(), "does not fit 8x8 images: x is 8x8 pixels: 2 stages"),
+        ({"patchify": 3}, images(), "does not fit 8x8 images: x is 8x8 pixels: patchify=3 must divide both"),
+        ({}, images().float(), "images are torch.float32 [3, 3, 8, 8], expected uint8"),
+    ],
+)
+def test_images_that_do_not_fit(mae, options, x, message):
+    encoder = load_encoder(mae(**options)[1], "cpu")
+    with pytest.raises(dg.InputError) as error:
+        encoder(x)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_generator_is_no_encoder(tmp_path):
+    folder = dg.save_model(dg.generators.ImageMLP(input_size=8, in_channels=1), tmp_path)
+    with pytest.raises(dg.InputError, match="holds a ImageMLP: give a pretrained encoder, or pixels"):
+        load_encoder(str(folder), "cpu")
+    with pytest.raises(dg.InputError, match="nowhere does not exist"):
+        load_encoder("nowhere", "cpu")
+
+
+# --- real images ----------------------------------------------------------------------------------------
+
+
+def every(data):
+    return load_bytes(data, torch.arange(len(data.labels)))
+
+
+def test_bytes_of_an_array_are_exact(tmp_path):
+    pixels = np.arange(256, dtype=np.uint8).reshape(4, 8, 8)
+    np.save(tmp_path / "a.npy", pixels)
+    assert np.array_equal(every(open_reference(str(tmp_path / "a.npy"), (1, 8, 8)))[:, 0], pixels)
+    color = every(open_reference(str(tmp_path / "a.npy"), (3, 8, 8)))
+    assert np.array_equal(color, pixels[:, None].repeat(3, axis=1))
+
+
+def test_both_parts_of_the_digits():
+    for source, split in (("digits", "train"), ("digits-heldout", "heldout")):
+        found, (pixels, labels) = open_reference(source, (1, 8, 8)), digits(split)
+        assert torch.equal(found.labels, labels)
+        assert torch.equal(every(found), ((pixels + 1) * 127.5).round().to(torch.uint8))
+        assert open_reference(source, (3, 16, 16), resize=True).shape == (3, 16, 16)
+
+
+def test_files_of_a_folder_take_the_size_of_the_model(tmp_path):
+    Image.fromarray(noise(20, 12, 3)).save(tmp_path / "a.png")
+    data = open_reference(str(tmp_path), (3, 8, 8))
+    try:
+        assert every(data).shape == (1, 3, 8, 8)
+    finally:
+        data.close()
+
+
+def test_data_of_another_shape(tmp_path):
+    path = str(tmp_path / "a.npy")
+    np.save(path, noise(5, 12, 12, 3))
+    with pytest.raises(dg.InputError) as error:
+        open_reference(path, (3, 8, 8))
+    assert str(error.value) == (
+        f"the model generates 8x8 images of 3 channels, {path} holds 12x12 images of 3 channels: give the "
+        "data that the model was trained on, or add --resize"
+    )
+    assert open_reference(path, (3, 8, 8), resize=True).shape == (3, 8, 8)
+    with pytest.raises(
+        dg.InputError, match=r"12x12 images of 1 channel, .* holds 12x12 images of 3 channels"
+    ):
+        open_reference(path, (1, 12, 12))
+    assert open_reference(path, (1, 12, 12), resize=True).shape == (1, 12, 12)
+    with pytest.raises(dg.InputError, match="8x6 images of 3 channels: data can be resized to square"):
+        open_reference(path, (3, 8, 6), resize=True)
+
+
+def test_missing_data():
+    with pytest.raises(dg.InputError, match="data nowhere does not exist: give a folder of images"):
+        open_reference("nowhere", (3, 8, 8))
+
+
+def test_data_of_a_run(tmp_path):
+    assert run_data(str(tmp_path)) is None
+    config = tmp_path / "config.yaml"
+    config.write_text("data: {kind: digits, size: 8, channels: 1, augment: {rotate: 8.0}}\n")
+    section = run_data(str(tmp_path))
+    assert section == Data(kind="digits", size=8, channels=1, augment=Augment(rotate=8.0))
+    data = open_reference(section, (1, 8, 8))
+    assert torch.equal(every(data), every(open_reference("digits", (1, 8, 8))))  # without augmentation
+    config.write_text("data: {kind: latents, path: cache}\n")
+    assert run_data(str(tmp_path)) is None
+    config.write_text("data: {kind: latent}\n")
+    with pytest.raises(dg.InputError, match=r"config\.yaml holds no readable data section"):
+        run_data(str(tmp_path))
