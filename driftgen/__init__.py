@@ -140,7 +140,7 @@ def _start_run(task: Any, recipe: Any, out: Any, changes: dict[str, Any], **opti
 
 def __getattr__(name: str) -> Any:
     if name == "evaluation":
-        for module in ("digits", "neighbors", "points", "precision_recall"):
+        for module in ("density_coverage", "digits", "neighbors", "points", "precision_recall"):
             import_module(f"driftgen.evaluation.{module}")
         return import_module("driftgen.evaluation")
     if name not in _LAZY:

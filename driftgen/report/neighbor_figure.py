@@ -21,7 +21,8 @@ __all__ = ["NeighborRow", "draw_neighbors"]
 
 # All lengths are inches.
 CHARACTER = 0.085  # width of an average character of the note
-CELL, GAP, LINE, NAME, BETWEEN, FOOT = 0.86, 0.07, 0.16, 0.95, 0.35, 0.1
+CELL, GAP, LINE, BETWEEN, FOOT = 0.86, 0.07, 0.16, 0.25, 0.1
+HEADING = 3.6  # width of the longest heading
 LONGEST_NAME, LONGEST_BESIDE = 13, 4  # characters of a class name, and of one beside the similarity
 
 
@@ -56,7 +57,9 @@ def draw_neighbors(
     columns = 1 + max(len(row.neighbors) for rows in blocks.values() for row in rows)
     height, width = next(iter(blocks.values()))[0].sample.shape[:2]
     cell = (CELL * min(1.0, width / height), CELL * min(1.0, height / width))
-    block_width = NAME + columns * (cell[0] + GAP) + BETWEEN
+    longest = max(len(_short(row.name)) for rows in blocks.values() for row in rows)
+    margin = 0.25 + 0.077 * longest
+    block_width = margin + max(columns * (cell[0] + GAP), HEADING) + BETWEEN
     beside = all(
         len(name) <= LONGEST_BESIDE for rows in blocks.values() for row in rows for name in row.neighbor_names
     )
@@ -76,11 +79,11 @@ def draw_neighbors(
             _text(axes, 0.15, 0.66 + 0.22 * i, line, fontsize=11)
         for i, (heading, rows) in enumerate(blocks.items()):
             left = i * block_width
-            _text(axes, left + NAME, head - 0.38, heading, fontsize=12, fontweight="bold")
-            _text(axes, left + NAME, head - 0.1, "sample", fontsize=10, color=GENERATED_COLOR)
-            _text(axes, left + NAME + cell[0] + 2 * GAP, head - 0.1, "training images", fontsize=10)
+            _text(axes, left + margin, head - 0.38, heading, fontsize=12, fontweight="bold")
+            _text(axes, left + margin, head - 0.1, "sample", fontsize=10, color=GENERATED_COLOR)
+            _text(axes, left + margin + cell[0] + 2 * GAP, head - 0.1, "training images", fontsize=10)
             for j, row in enumerate(rows):
-                _row(axes, row, left + NAME, head + j * row_height, cell, threshold, beside)
+                _row(axes, row, left + margin, head + j * row_height, cell, threshold, beside)
         # imshow adapts the limits to the last image.
         axes.set_xlim(0, size[0])
         axes.set_ylim(size[1], 0)
@@ -98,7 +101,7 @@ def _row(
     beside: bool,
 ) -> None:
     width, height = cell
-    _text(axes, left - 0.1, top + height / 2, _short(row.name), fontsize=10.5, ha="right", va="center")
+    _text(axes, left - 0.1, top + height / 2, _short(row.name), fontsize=9.5, ha="right", va="center")
     _image(axes, row.sample, left, top, cell, GENERATED_COLOR)
     texts = zip(row.neighbors, row.similarities, row.neighbor_names, strict=True)
     for k, (image, similarity, name) in enumerate(texts, start=1):

@@ -160,11 +160,11 @@ def write_neighbors(
     picture, record = out / "neighbors.png", out / "neighbors.json"
     names = class_names or (data.class_names if _same_classes(search, data) else None)
     blocks = {
-        f"the first {len(first)} samples": _rows(search, data, names, first),
-        f"the {len(closest)} samples closest to a training image": _rows(search, data, names, closest),
+        f"first {len(first)} samples": _rows(search, data, names, first),
+        f"{len(closest)} samples closest to training images": _rows(search, data, names, closest),
     }
     copies = search.copies
-    heldout = "training images, each left out" if search.leave_one_out else "held-out images"
+    heldout = "training images against the others" if search.leave_one_out else "held-out images"
     note = (
         f"Cosine similarity of {about['encoder']} below each image. Near-copies "
         f"(above {copies.threshold:.3f}, in orange): {copies.share:.1%} of {len(search.samples):,} samples, "
