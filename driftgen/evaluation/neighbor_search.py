@@ -52,6 +52,7 @@ class NeighborSearch:
         heldout: ``[m]``, similarity of each held-out image to its nearest training image.
         leave_one_out: True if the held-out images are training images, each compared with all others.
         copies: share of near-copies.
+        num_features: D, dimensions of a feature vector.
         seconds: duration of the search.
     """
 
@@ -62,6 +63,7 @@ class NeighborSearch:
     heldout: Tensor
     leave_one_out: bool
     copies: NearCopies
+    num_features: int
     seconds: float
 
     def closest(self, n: int) -> list[int]:
@@ -134,6 +136,7 @@ def search_neighbors(
         heldout=best[samples:],
         leave_one_out=heldout is None,
         copies=near_copies(best[:samples], best[samples:], QUANTILE),
+        num_features=search.queries.shape[1],
         seconds=time.perf_counter() - started,
     )
 

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 import driftgen as dg
+from driftgen.evaluation.encoders import load_encoder
 from driftgen.generators import DiT, ImageMLP
 from driftgen.tokenizers import TinyVAE
 from tests.support.autoencoders import taesd_files
@@ -92,7 +93,9 @@ def test_folder_with_a_damaged_image_and_an_encoder(model, tmp_path, here):
     assert "no --heldout was given" in " ".join(done.stdout.split())
     record = record_of(out)
     assert record["leave_one_out"] is True
-    assert (record["features"], record["training_images"], record["heldout_images"]) == (16, 30, 30)
+    assert (record["training_images"], record["heldout_images"]) == (30, 30)
+    assert record["encoder"] == "mae"
+    assert record["features"] == load_encoder(encoder)(torch.zeros(1, 1, 8, 8, dtype=torch.uint8)).shape[1]
     assert len(record["unreadable_images"]) == 1
     assert str(damaged) in record["unreadable_images"][0]
     assert len(record["first"]) == 12
@@ -132,8 +135,8 @@ def damaged_folder(folder):
         (["--heldout", "{tmp}/few.npy"], "held-out data hold 5 image(s)"),
         (["--data", "{tmp}/text.npz"], "text.npz cannot be read as an array"),
         (["--data", "{tmp}/damaged"], "3 of 3 images cannot be read"),
-        (["--encoder", "{tmp}/mae"], "mae does not fit 8x8 images: x is 8x8 pixels: 4 stages"),
-        (["--encoder", "{run}"], "holds a ImageMLP: give a pretrained encoder, or pixels"),
+        (["--encoder", "{tmp}/mae"], "images of 1x8x8: x is 8x8 pixels: 4 stages"),
+        (["--encoder", "{run}"], "holds a ImageMLP, which is no encoder"),
         (["--encoder", "nowhere"], "nowhere does not exist"),
         (["--samples", "0"], "samples=0 and nearest=5 must be at least 1"),
         (["--nearest", "0"], "nearest=0 must be from 1 to 50"),

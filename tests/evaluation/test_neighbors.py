@@ -6,7 +6,7 @@ import torch
 
 import driftgen as dg
 from driftgen.data.images import digits
-from driftgen.evaluation.encoders import PixelEncoder
+from driftgen.evaluation.encoders import load_encoder
 from driftgen.evaluation.neighbor_search import image_shape, search_neighbors
 from driftgen.evaluation.neighbors import CosineNeighbors, near_copies
 from driftgen.evaluation.reference_images import load_bytes, open_reference
@@ -139,7 +139,7 @@ def recall(noise=0.0, batch_size=16):
 
 
 def pixels():
-    return PixelEncoder("cpu")
+    return load_encoder("pixels", "cpu")
 
 
 def test_recalled_training_images_are_found():

@@ -1,4 +1,4 @@
-"""Encoders of images for metrics, and real images in the shape of a model."""
+"""Real images in the shape of a model."""
 
 import numpy as np
 import pytest
@@ -8,74 +8,8 @@ from PIL import Image
 import driftgen as dg
 from driftgen.data.config import Augment, Data
 from driftgen.data.images import digits
-from driftgen.evaluation.encoders import load_encoder
 from driftgen.evaluation.reference_images import load_bytes, open_reference, run_data
-from driftgen.features import ResNetMAE
 from tests.support.image_data import noise
-
-
-@pytest.fixture
-def mae(tmp_path):
-    def save(**options):
-        torch.manual_seed(0)
-        network = ResNetMAE(**{"in_channels": 3, "base_channels": 8, "blocks": (1, 1)} | options)
-        return network, str(dg.save_model(network, tmp_path / "mae"))
-
-    return save
-
-
-def images(n=3, channels=3, side=8):
-    return torch.from_numpy(noise(n, channels, side, side))
-
-
-def test_pixels():
-    encoder = load_encoder("pixels", "cpu")
-    x = images()
-    features = encoder(x)
-    assert (encoder.name, encoder.num_features) == ("pixels", 192)
-    torch.testing.assert_close(features, x.flatten(1) / 127.5 - 1)
-
-
-def test_pooled_features_of_the_last_stage(mae):
-    network, folder = mae()
-    encoder = load_encoder(folder, "cpu")
-    assert (encoder.name, encoder.num_features) == (folder, 16)
-    x = images()
-    expected = network.features(x / 127.5 - 1)["layer2_mean"][:, 0]
-    features = encoder(x)
-    assert features.dtype == torch.float32
-    torch.testing.assert_close(features, expected.detach())
-    gray = images(channels=1)
-    torch.testing.assert_close(encoder(gray), encoder(gray.expand(-1, 3, -1, -1)))
-
-
-@pytest.mark.parametrize(
-    ("options", "x", "message"),
-    [
-        ({"in_channels": 4}, images(), "takes latents of 4 channels, the images have 3"),
-        ({"in_channels": 1}, images(), "takes images of 1 channels, the images have 3"),
-        ({"patchify": 8, "blocks": (1, 1)}, images(), "does not fit 8x8 images: x is 8x8 pixels: 2 stages"),
-        ({"patchify": 3}, images(), "does not fit 8x8 images: x is 8x8 pixels: patchify=3 must divide both"),
-        ({}, images().float(), "images are torch.float32 [3, 3, 8, 8], expected uint8"),
-    ],
-)
-def test_images_that_do_not_fit(mae, options, x, message):
-    encoder = load_encoder(mae(**options)[1], "cpu")
-    with pytest.raises(dg.InputError) as error:
-        encoder(x)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_a_generator_is_no_encoder(tmp_path):
-    folder = dg.save_model(dg.generators.ImageMLP(input_size=8, in_channels=1), tmp_path)
-    with pytest.raises(dg.InputError, match="holds a ImageMLP: give a pretrained encoder, or pixels"):
-        load_encoder(str(folder), "cpu")
-    with pytest.raises(dg.InputError, match="nowhere does not exist"):
-        load_encoder("nowhere", "cpu")
-
-
-# --- real images ----------------------------------------------------------------------------------------
 
 
 def every(data):
