@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -14,16 +14,15 @@ from driftgen.data.images import RealData
 from driftgen.errors import InputError
 from driftgen.evaluation.encoders import Encoder
 from driftgen.evaluation.neighbors import CosineNeighbors, NearCopies, near_copies
-from driftgen.evaluation.reference_images import Shape, load_bytes
+from driftgen.evaluation.real_images import load_bytes
+from driftgen.evaluation.session import Track
 from driftgen.pipeline import DriftPipeline
 from driftgen.support.rng import derive_generator
 
 __all__ = [
     "QUANTILE",
     "NeighborSearch",
-    "Progress",
     "check_search",
-    "image_shape",
     "search_neighbors",
     "silent",
 ]
@@ -31,7 +30,6 @@ __all__ = [
 QUANTILE = 0.05
 LEAST_HELDOUT = round(1 / QUANTILE)  # fewer images have no such quantile
 HELDOUT_IMAGES = 1000  # used at most, unless there are more samples
-Progress = Callable[[str, int, str], AbstractContextManager[Callable[[int, float], None]]]
 
 
 @contextmanager
@@ -71,12 +69,6 @@ class NeighborSearch:
         return self.similarities[:, 0].argsort(descending=True, stable=True)[:n].tolist()
 
 
-def image_shape(pipe: DriftPipeline) -> Shape:
-    """Return channels, height and width of a model's images. Samples one image."""
-    _, height, width, channels = pipe(num_images=1, labels=0, seed=0, output="numpy").shape
-    return channels, height, width
-
-
 def search_neighbors(
     pipe: DriftPipeline,
     data: RealData,
@@ -87,7 +79,7 @@ def search_neighbors(
     guidance: float | None = None,
     seed: int = 0,
     heldout: RealData | None = None,
-    progress: Progress = silent,
+    progress: Track = silent,
 ) -> NeighborSearch:
     """Sample a model and find the training images with the highest cosine similarity of features.
 

@@ -19,24 +19,23 @@ from driftgen.evaluation.encoders import load_encoder
 from driftgen.evaluation.neighbor_search import (
     QUANTILE,
     NeighborSearch,
-    Progress,
     check_search,
-    image_shape,
     search_neighbors,
     silent,
 )
-from driftgen.evaluation.reference_images import (
+from driftgen.evaluation.real_images import (
     DIGITS,
     DIGITS_HELDOUT,
     load_bytes,
-    open_reference,
+    open_in_shape,
     run_data,
 )
-from driftgen.model_io import find_model
+from driftgen.evaluation.session import Track, image_shape
+from driftgen.evaluation.sweep import weights_checksum
 from driftgen.pipeline import DriftPipeline
 from driftgen.report.neighbor_figure import NeighborRow, draw_neighbors
 from driftgen.support.atomic_write import atomic_write, make_folder
-from driftgen.support.checksum import weights_checksum
+from driftgen.support.distributed import Distributed
 from driftgen.support.provenance import provenance
 
 __all__ = ["compare_with_training", "summary_rows", "threshold_text", "write_neighbors"]
@@ -61,7 +60,7 @@ def compare_with_training(
     tokenizer: str | None = None,
     batch_size: int = 64,
     device: str | None = None,
-    progress: Progress = silent,
+    progress: Track = silent,
 ) -> tuple[NeighborSearch, list[Path]]:
     """Search the nearest training images of a model's samples, as ``driftgen neighbors`` does.
 
@@ -69,7 +68,7 @@ def compare_with_training(
         model: as in :meth:`driftgen.DriftPipeline.from_pretrained`.
         out: folder for the files of :func:`write_neighbors`.
         command: recorded in the result.
-        data: training images, as in :func:`~driftgen.evaluation.reference_images.open_reference`; those of
+        data: training images, as in :func:`~driftgen.evaluation.real_images.open_in_shape`; those of
             the training run if None.
         heldout: real images that the model was not trained on. If None: the held-out digits for digits,
             otherwise training images, each compared with all others.
@@ -91,19 +90,19 @@ def compare_with_training(
     for option, value, most in (("show", show, MOST_ROWS), ("nearest", nearest, MOST_NEIGHBORS)):
         if not 1 <= value <= most:
             raise InputError(f"{option}={value} must be from 1 to {most}")
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    pipe = DriftPipeline.from_pretrained(model, device=device, tokenizer=tokenizer, batch_size=batch_size)
+    place = Distributed.start(device).device
+    pipe = DriftPipeline.from_pretrained(model, device=place, tokenizer=tokenizer, batch_size=batch_size)
     alpha = pipe.check(guidance=guidance, seed=seed, output="numpy")
     source = data or run_data(model)
     if source is None:
         raise InputError(f"{model} does not name its training images: give them with --data")
     name = source if isinstance(source, str) else source.path or source.kind
     heldout = DIGITS_HELDOUT if heldout is None and name == DIGITS else heldout
-    network, shape = load_encoder(encoder, device), image_shape(pipe)
+    network, shape = load_encoder(encoder, place), image_shape(pipe)
     with ExitStack() as opened:
-        training = open_reference(source, shape, resize=resize)
+        training = open_in_shape(source, shape, resize=resize)
         opened.callback(training.close)
-        other = None if heldout is None else open_reference(heldout, shape, resize=resize)
+        other = None if heldout is None else open_in_shape(heldout, shape, resize=resize)
         if other is not None:
             opened.callback(other.close)
         check_search(training, network, samples=samples, nearest=nearest, heldout=other)
@@ -120,9 +119,9 @@ def compare_with_training(
             progress=progress,
         )
         about = provenance(command) | {
-            "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
+            "device": torch.cuda.get_device_name(place) if place.type == "cuda" else str(place),
             "model": model,
-            "model_sha256": weights_checksum(find_model(model)),
+            "weights": weights_checksum(pipe.generator),
             "guidance": alpha,
             "seed": seed,
             "samples": samples,

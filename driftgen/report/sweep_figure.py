@@ -26,8 +26,8 @@ class _Metric(NamedTuple):
     lowest_is_best: bool
 
 
-def draw_sweep(rows: Sequence[Row], path: Path, metric: str, title: str, *, key: str = "fid") -> list[Path]:
-    """Draw a guidance sweep as PNG and SVG; return both paths.
+def draw_sweep(rows: Sequence[Row], metric: str, out: Path, title: str | None = None) -> list[Path]:
+    """Draw a guidance sweep as ``sweep.png`` and ``sweep.svg`` in ``out``; return both paths.
 
     The panels are those of the paper: the Fréchet distance against α, the Inception score against α, and the
     Inception score against the Fréchet distance with α beside each point. Without Inception scores the last
@@ -35,12 +35,11 @@ def draw_sweep(rows: Sequence[Row], path: Path, metric: str, title: str, *, key:
     A larger point marks the best value against α.
 
     Args:
-        rows: one per value of α, in any order: ``guidance``, the Fréchet distance under ``key``, and as far
+        rows: one per value of α, in any order: ``guidance``, the Fréchet distance under its name, and as far
             as they are known ``inception_score``, ``precision`` and ``recall``.
-        path: where to write; the suffix is replaced by ``.png`` and ``.svg``.
-        metric: name of the Fréchet distance, such as ``"FID"``.
-        title: title of the figure.
-        key: key of the Fréchet distance.
+        metric: name of the Fréchet distance, such as ``"FID"``; its key in the rows.
+        out: the folder.
+        title: title of the figure; "guidance sweep" and the number of samples if None.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -48,7 +47,10 @@ def draw_sweep(rows: Sequence[Row], path: Path, metric: str, title: str, *, key:
     rows = sorted(rows, key=lambda row: float(row["guidance"]))
     if not rows:
         raise InputError("rows is empty: give at least one value of guidance")
-    distance = _Metric(key, metric, GENERATED_COLOR, True)
+    if title is None:
+        count = rows[0].get("samples")
+        title = "guidance sweep" + (f", {count:,} samples each" if isinstance(count, int) else "")
+    distance = _Metric(metric, metric, GENERATED_COLOR, True)
     score = _Metric("inception_score", "Inception score", DATA_COLOR, False)
     precision = _Metric("precision", "precision", DATA_COLOR, False)
     recall = _Metric("recall", "recall", "#3a9e6f", False)
@@ -59,7 +61,7 @@ def draw_sweep(rows: Sequence[Row], path: Path, metric: str, title: str, *, key:
     both = _points(rows, pair[0].key, pair[1].key)
     panels = len(single) + bool(both)
     if panels == 0:
-        names = ", ".join(repr(k) for k in (key, "inception_score", "precision", "recall"))
+        names = ", ".join(repr(k) for k in (metric, "inception_score", "precision", "recall"))
         raise InputError(f"rows hold no finite value of {names}: there is nothing to draw")
     with matplotlib.rc_context(STYLE | {"svg.fonttype": "none", "svg.hashsalt": "driftgen"}):
         figure = Figure(figsize=(0.4 + 4.5 * panels, 4.2), layout="constrained")
@@ -69,7 +71,7 @@ def draw_sweep(rows: Sequence[Row], path: Path, metric: str, title: str, *, key:
         if both:
             _against_each_other(axes[-1], both, *pair)
         figure.suptitle(title.replace("$", r"\$"), x=0.01, ha="left", fontsize=15, fontweight="bold")
-        paths = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
+        paths = [out / "sweep.png", out / "sweep.svg"]
         for place in paths:
             with atomic_write(place) as scratch:
                 # Without a date the same rows give the same SVG.

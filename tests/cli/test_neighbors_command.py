@@ -1,6 +1,5 @@
 """The command ``driftgen neighbors``."""
 
-import hashlib
 import json
 
 import numpy as np
@@ -10,6 +9,7 @@ from PIL import Image
 
 import driftgen as dg
 from driftgen.evaluation.encoders import load_encoder
+from driftgen.evaluation.sweep import weights_checksum
 from driftgen.generators import DiT, ImageMLP
 from driftgen.tokenizers import TinyVAE
 from tests.support.autoencoders import taesd_files
@@ -49,8 +49,7 @@ def test_figure_and_record(model, tmp_path, here):
     assert max(map(len, done.stdout.splitlines()[:-2])) <= 80
     assert colors(out / "neighbors.png") > 50
     record = record_of(out)
-    weights = (model / "model" / "model.safetensors").read_bytes()
-    assert record["model_sha256"] == hashlib.sha256(weights).hexdigest()
+    assert record["weights"] == weights_checksum(dg.DriftPipeline.from_pretrained(model).generator)
     assert record["command"].startswith("driftgen neighbors ")
     settings = ("encoder", "features", "guidance", "seed", "samples", "nearest", "data", "heldout")
     assert [record[key] for key in settings] == ["pixels", 64, 1.5, 0, 30, 2, "digits", "digits-heldout"]

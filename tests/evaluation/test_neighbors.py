@@ -7,9 +7,9 @@ import torch
 import driftgen as dg
 from driftgen.data.images import digits
 from driftgen.evaluation.encoders import load_encoder
-from driftgen.evaluation.neighbor_search import image_shape, search_neighbors
+from driftgen.evaluation.neighbor_search import search_neighbors
 from driftgen.evaluation.neighbors import CosineNeighbors, near_copies
-from driftgen.evaluation.reference_images import load_bytes, open_reference
+from driftgen.evaluation.real_images import load_bytes, open_in_shape
 from driftgen.generators import Noise
 
 
@@ -143,7 +143,7 @@ def pixels():
 
 
 def test_recalled_training_images_are_found():
-    data = open_reference("digits", (1, 8, 8))
+    data = open_in_shape("digits", (1, 8, 8))
     found = search_neighbors(recall(), data, pixels(), samples=40, nearest=3)
     assert found.samples.shape == (40, 1, 8, 8)
     assert found.labels[:12] == [*range(10), 0, 1]
@@ -156,7 +156,7 @@ def test_recalled_training_images_are_found():
 
 def test_heldout_digits_and_left_out_training_digits_agree():
     """Both estimate the similarity of a new digit to the training digits."""
-    data, heldout = open_reference("digits", (1, 8, 8)), open_reference("digits-heldout", (1, 8, 8))
+    data, heldout = open_in_shape("digits", (1, 8, 8)), open_in_shape("digits-heldout", (1, 8, 8))
     options = {"samples": 20, "nearest": 1}
     a = search_neighbors(recall(3.0), data, pixels(), heldout=heldout, **options)
     b = search_neighbors(recall(3.0), data, pixels(), **options)
@@ -170,7 +170,7 @@ def test_heldout_digits_and_left_out_training_digits_agree():
 
 
 def test_the_batch_size_does_not_matter():
-    data = open_reference("digits", (1, 8, 8))
+    data = open_in_shape("digits", (1, 8, 8))
     a, b = (
         search_neighbors(recall(0.5, size), data, pixels(), samples=20, nearest=3, seed=4)
         for size in (7, 500)
@@ -191,14 +191,10 @@ def test_progress_reports_every_phase():
         yield lambda step, value: steps.append(step)
         phases.append((title, total, steps[-1]))
 
-    data = open_reference("digits", (1, 8, 8))
+    data = open_in_shape("digits", (1, 8, 8))
     search_neighbors(recall(), data, pixels(), samples=20, nearest=1, progress=progress)
     assert phases == [
         ("samples", 20, 20),
         ("held-out images", 1000, 1000),
         ("training images", 1437, 1437),
     ]
-
-
-def test_the_shape_of_a_model():
-    assert image_shape(recall()) == (1, 8, 8)

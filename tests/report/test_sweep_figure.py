@@ -12,7 +12,7 @@ ALPHAS = (1.0, 1.3, 1.6, 2.0)
 
 def rows(*keys, alphas=ALPHAS):
     values = {
-        "fid": lambda a: 2 + (a - 1.2) ** 2,
+        "FID": lambda a: 2 + (a - 1.2) ** 2,
         "inception_score": lambda a: 8 + a,
         "precision": lambda a: 0.5 + 0.1 * a,
         "recall": lambda a: 0.7 - 0.1 * a,
@@ -37,8 +37,8 @@ def words(path):
 
 
 def test_the_three_panels_of_the_paper(tmp_path):
-    given = rows("fid", "inception_score", "precision", "recall")
-    png, svg = draw_sweep(given[::-1], tmp_path / "sweep.png", "FID", "a model, 50,000 samples")
+    given = rows("FID", "inception_score", "precision", "recall")
+    png, svg = draw_sweep(given[::-1], "FID", tmp_path, "a model, 50,000 samples")
     assert (png, svg) == (tmp_path / "sweep.png", tmp_path / "sweep.svg")
     assert pixels_of(png, GENERATED_COLOR) > 300
     assert pixels_of(png, DATA_COLOR) > 300
@@ -53,17 +53,17 @@ def test_the_three_panels_of_the_paper(tmp_path):
     assert "2.01" in texts  # the best FID, at 1.3
     assert "10" in texts  # the best Inception score
     before = svg.read_bytes()
-    draw_sweep(given, tmp_path / "sweep.png", "FID", "a model, 50,000 samples")
+    draw_sweep(given, "FID", tmp_path, "a model, 50,000 samples")
     assert svg.read_bytes() == before
 
 
 def test_precision_against_recall_without_inception_scores(tmp_path):
-    given = rows("fid", "precision", "recall")
+    given = [{"FD-pixels": row.pop("FID"), **row} for row in rows("FID", "precision", "recall")]
     given[0]["inception_score"] = None
     given[1]["inception_score"] = float("nan")
-    _, svg = draw_sweep(given, tmp_path / "sweep", "Fréchet distance (pixels)", "digits")
+    _, svg = draw_sweep(given, "FD-pixels", tmp_path, "digits")
     texts = words(svg)
-    assert texts.count("Fréchet distance (pixels)") == 1
+    assert texts.count("FD-pixels") == 1
     assert "precision and recall" in texts
     assert "Inception score" not in texts
     assert "α = 1" in texts
@@ -71,29 +71,30 @@ def test_precision_against_recall_without_inception_scores(tmp_path):
 
 @pytest.mark.parametrize("count", [1, 2, 30])
 def test_any_number_of_points(tmp_path, count):
-    given = rows("fid", "inception_score", alphas=[1 + 0.05 * i for i in range(count)])
-    png, _ = draw_sweep(given, tmp_path / "sweep.png", "FID", "title")
+    given = rows("FID", "inception_score", alphas=[1 + 0.05 * i for i in range(count)])
+    png, _ = draw_sweep(given, "FID", tmp_path, "title")
     assert pixels_of(png, GENERATED_COLOR) > 50
 
 
 def test_one_metric_only(tmp_path):
-    png, svg = draw_sweep(rows("fid"), tmp_path / "sweep.png", "FID", "$ stays $")
+    png, svg = draw_sweep(rows("FID"), "FID", tmp_path, "$ stays $")
     assert words(svg).count("guidance α") == 1
     assert "$ stays $" in words(svg)
     assert pixels_of(png, DATA_COLOR) == 0
-    _, svg = draw_sweep(rows("precision"), tmp_path / "sweep.png", "FID", "title")
+    _, svg = draw_sweep(rows("precision"), "FID", tmp_path, "title")
     assert "precision" in words(svg)
 
 
-def test_another_key_of_the_distance(tmp_path):
-    given = [{"guidance": 1, "frechet": 2.5}]
-    _, svg = draw_sweep(given, tmp_path / "sweep.png", "Fréchet distance", "title", key="frechet")
-    assert "2.5" in words(svg)
+def test_the_title_names_the_number_of_samples(tmp_path):
+    _, svg = draw_sweep([{"guidance": 1, "FID": 2.5, "samples": 50_000}], "FID", tmp_path)
+    assert "guidance sweep, 50,000 samples each" in words(svg)
+    _, svg = draw_sweep(rows("FID"), "FID", tmp_path)
+    assert "guidance sweep" in words(svg)
 
 
 def test_wrong_rows(tmp_path):
     with pytest.raises(dg.InputError, match="rows is empty"):
-        draw_sweep([], tmp_path / "sweep.png", "FID", "title")
-    with pytest.raises(dg.InputError, match="rows hold no finite value of 'fid', 'inception_score'"):
-        draw_sweep([{"guidance": 1, "fid": float("nan")}], tmp_path / "sweep.png", "FID", "title")
+        draw_sweep([], "FID", tmp_path, "title")
+    with pytest.raises(dg.InputError, match="rows hold no finite value of 'FID', 'inception_score'"):
+        draw_sweep([{"guidance": 1, "FID": float("nan")}], "FID", tmp_path, "title")
     assert not list(tmp_path.iterdir())

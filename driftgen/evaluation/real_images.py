@@ -15,13 +15,13 @@ from driftgen.data.config import Augment, Data
 from driftgen.data.images import RealData, digits, open_images
 from driftgen.errors import InputError
 
-__all__ = ["DIGITS", "DIGITS_HELDOUT", "Shape", "load_bytes", "open_reference", "run_data"]
+__all__ = ["DIGITS", "DIGITS_HELDOUT", "Shape", "load_bytes", "open_in_shape", "run_data"]
 
 DIGITS, DIGITS_HELDOUT = "digits", "digits-heldout"
 Shape = tuple[int, int, int]
 
 
-def open_reference(source: str | Data, shape: Shape, *, resize: bool = False) -> RealData:
+def open_in_shape(source: str | Data, shape: Shape, *, resize: bool = False) -> RealData:
     """Open real images in the shape of a model's images, without augmentation.
 
     Args:

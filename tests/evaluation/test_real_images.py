@@ -8,7 +8,7 @@ from PIL import Image
 import driftgen as dg
 from driftgen.data.config import Augment, Data
 from driftgen.data.images import digits
-from driftgen.evaluation.reference_images import load_bytes, open_reference, run_data
+from driftgen.evaluation.real_images import load_bytes, open_in_shape, run_data
 from tests.support.image_data import noise
 
 
@@ -19,22 +19,22 @@ def every(data):
 def test_bytes_of_an_array_are_exact(tmp_path):
     pixels = np.arange(256, dtype=np.uint8).reshape(4, 8, 8)
     np.save(tmp_path / "a.npy", pixels)
-    assert np.array_equal(every(open_reference(str(tmp_path / "a.npy"), (1, 8, 8)))[:, 0], pixels)
-    color = every(open_reference(str(tmp_path / "a.npy"), (3, 8, 8)))
+    assert np.array_equal(every(open_in_shape(str(tmp_path / "a.npy"), (1, 8, 8)))[:, 0], pixels)
+    color = every(open_in_shape(str(tmp_path / "a.npy"), (3, 8, 8)))
     assert np.array_equal(color, pixels[:, None].repeat(3, axis=1))
 
 
 def test_both_parts_of_the_digits():
     for source, split in (("digits", "train"), ("digits-heldout", "heldout")):
-        found, (pixels, labels) = open_reference(source, (1, 8, 8)), digits(split)
+        found, (pixels, labels) = open_in_shape(source, (1, 8, 8)), digits(split)
         assert torch.equal(found.labels, labels)
         assert torch.equal(every(found), ((pixels + 1) * 127.5).round().to(torch.uint8))
-        assert open_reference(source, (3, 16, 16), resize=True).shape == (3, 16, 16)
+        assert open_in_shape(source, (3, 16, 16), resize=True).shape == (3, 16, 16)
 
 
 def test_files_of_a_folder_take_the_size_of_the_model(tmp_path):
     Image.fromarray(noise(20, 12, 3)).save(tmp_path / "a.png")
-    data = open_reference(str(tmp_path), (3, 8, 8))
+    data = open_in_shape(str(tmp_path), (3, 8, 8))
     try:
         assert every(data).shape == (1, 3, 8, 8)
     finally:
@@ -45,24 +45,24 @@ def test_data_of_another_shape(tmp_path):
     path = str(tmp_path / "a.npy")
     np.save(path, noise(5, 12, 12, 3))
     with pytest.raises(dg.InputError) as error:
-        open_reference(path, (3, 8, 8))
+        open_in_shape(path, (3, 8, 8))
     assert str(error.value) == (
         f"the model generates 8x8 images of 3 channels, {path} holds 12x12 images of 3 channels: give the "
         "data that the model was trained on, or add --resize"
     )
-    assert open_reference(path, (3, 8, 8), resize=True).shape == (3, 8, 8)
+    assert open_in_shape(path, (3, 8, 8), resize=True).shape == (3, 8, 8)
     with pytest.raises(
         dg.InputError, match=r"12x12 images of 1 channel, .* holds 12x12 images of 3 channels"
     ):
-        open_reference(path, (1, 12, 12))
-    assert open_reference(path, (1, 12, 12), resize=True).shape == (1, 12, 12)
+        open_in_shape(path, (1, 12, 12))
+    assert open_in_shape(path, (1, 12, 12), resize=True).shape == (1, 12, 12)
     with pytest.raises(dg.InputError, match="8x6 images of 3 channels: data can be resized to square"):
-        open_reference(path, (3, 8, 6), resize=True)
+        open_in_shape(path, (3, 8, 6), resize=True)
 
 
 def test_missing_data():
     with pytest.raises(dg.InputError, match="data nowhere does not exist: give a folder of images"):
-        open_reference("nowhere", (3, 8, 8))
+        open_in_shape("nowhere", (3, 8, 8))
 
 
 def test_data_of_a_run(tmp_path):
@@ -71,8 +71,8 @@ def test_data_of_a_run(tmp_path):
     config.write_text("data: {kind: digits, size: 8, channels: 1, augment: {rotate: 8.0}}\n")
     section = run_data(str(tmp_path))
     assert section == Data(kind="digits", size=8, channels=1, augment=Augment(rotate=8.0))
-    data = open_reference(section, (1, 8, 8))
-    assert torch.equal(every(data), every(open_reference("digits", (1, 8, 8))))  # without augmentation
+    data = open_in_shape(section, (1, 8, 8))
+    assert torch.equal(every(data), every(open_in_shape("digits", (1, 8, 8))))  # without augmentation
     config.write_text("data: {kind: latents, path: cache}\n")
     assert run_data(str(tmp_path)) is None
     config.write_text("data: {kind: latent}\n")
