@@ -111,14 +111,17 @@ def _against_guidance(axes: Axes, rows: Sequence[Row], metrics: Sequence[_Metric
 
 
 def _against_each_other(axes: Axes, points: Sequence[tuple[float, ...]], x: _Metric, y: _Metric) -> None:
-    alphas, across, up = zip(*points, strict=True)
+    _, across, up = zip(*points, strict=True)
     axes.plot(across, up, color="#777777", linewidth=1.5, zorder=1)
     axes.scatter(across, up, color=y.color, s=45, zorder=2)
-    # Beside a rising curve there is room below it, beside a falling one above it.
-    rising = (across[-1] - across[0]) * (up[-1] - up[0]) > 0
-    for alpha, *place in points:
-        text = f"α = {alpha:g}" if alpha == alphas[0] else f"{alpha:g}"
-        _annotate(axes, text, tuple(place), (7, -4 if rising else 4), va="top" if rising else "bottom")
+    for i, (alpha, *place) in enumerate(points):
+        text = f"α = {alpha:g}" if i == 0 else f"{alpha:g}"
+        before, after = points[max(i - 1, 0)], points[min(i + 1, len(points) - 1)]
+        # Beside a rising curve there is room below it, beside a falling one above it.
+        rising = (after[1] - before[1]) * (after[2] - before[2]) > 0
+        peak = before[2] < place[1] > after[2]
+        below = rising and not peak
+        _annotate(axes, text, tuple(place), (7, -4 if below else 4), va="top" if below else "bottom")
     axes.set_xlabel(x.name)
     axes.set_ylabel(y.name)
     _finish(axes)
