@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from driftgen.evaluation.accumulate import Sums
+from driftgen.evaluation.density_coverage import density_coverage
 from driftgen.evaluation.encoders import Encoder
 from driftgen.evaluation.frechet import Moments, frechet_distance
 from driftgen.evaluation.precision_recall import precision_recall
@@ -38,6 +39,7 @@ def compare(sums: Sums, reference: Reference, encoder: Encoder) -> dict[str, Any
     if score is not None:
         row["inception_score"], row["inception_score_std"] = score
     row["precision"], row["recall"] = precision_recall(real, generated, NEIGHBORS)
+    row["density"], row["coverage"] = density_coverage(real, generated, COVERAGE_NEIGHBORS)
     return row | {"samples": sums.count, "compared": [len(generated), len(real)]}
 
 
