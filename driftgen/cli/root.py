@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import driftgen
-from driftgen.cli import models, runs, toys
+from driftgen.cli import models, runs, studies, toys
 from driftgen.cli.bench import bench
 from driftgen.errors import InputError
 
@@ -46,6 +46,7 @@ for _command in (
     runs.encode,
     runs.recipes,
     models.sample,
+    studies.ablate,
 ):
     app.command()(_command)
 app.add_typer(models.convert, name="convert")
