@@ -58,11 +58,8 @@ def ablate(
         listed = study_names()
         width = max(len(summary.name) for summary in listed)
         for summary in listed:
-            bases = ", ".join(summary.bases)
-            line = (
-                f"[bold]{escape(summary.name):{width}}[/]  {escape(summary.title)} [dim]({escape(bases)})[/]"
-            )
-            console.print(line, no_wrap=True, overflow="ellipsis", crop=False)
+            console.print(f"[bold]{escape(summary.name):{width}}[/]  {escape(summary.title)}", soft_wrap=True)
+            console.print(f"[dim]{'':{width}}  on {', '.join(map(escape, summary.bases))}[/]", soft_wrap=True)
         return
     if listing:
         rows = load_study(study).cases

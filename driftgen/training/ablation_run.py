@@ -33,7 +33,8 @@ from driftgen.training.ablation_config import StudyPlan
 from driftgen.training.ablation_workers import Job, Outcome, Progress, Workers
 from driftgen.training.build import build_mae
 from driftgen.training.metrics_file import read_metrics
-from driftgen.training.run_folder import CHECKPOINTS, METRICS, check_run
+from driftgen.training.recipes import to_yaml
+from driftgen.training.run_folder import CHECKPOINTS, CONFIG, METRICS, check_run
 from driftgen.training.signals import handle_signals
 
 __all__ = ["TABLE_JSON", "TABLE_MARKDOWN", "AblationStudy"]
@@ -48,8 +49,9 @@ ENCODER = "encoder "  # prefix of an encoder's job
 class AblationStudy:
     """Runs a study; :meth:`run` resumes what an earlier call left.
 
-    A complete run is not trained again, a stopped one continues from its checkpoint. The checkpoints of
-    complete runs are removed.
+    A complete run is not trained again, a stopped one continues from its checkpoint. Runs that a study
+    beside this one has completed with the same configuration are copied. The checkpoints of complete runs
+    are removed.
 
     Args:
         plan: study, base, cases and seeds.
@@ -73,6 +75,8 @@ class AblationStudy:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name}={value} must be at least 1")
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise InputError("ablate starts its own processes: run it without torchrun, with --processes N")
         self.place = Distributed.start(self.device).device
         on_gpu = self.place.type == "cuda"
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -141,12 +145,30 @@ class AblationStudy:
                     f"{plan.name}: {case.label}",
                     device,
                 )
-                if _read_record(job.folder, job.config) is None:
+                if _read_record(job.folder, job.config) is None and not self._copy_run(job):
                     jobs.append(job)
                     needs[job.key] = set(plan.encoders_of(case))
                 else:
                     self._score(case, seed)
         return jobs, needs
+
+    def _copy_run(self, job: Job) -> bool:
+        """Copy a complete run of the same configuration from another study beside this one.
+
+        Studies share the default case. Returns False if there is no such run, or if this one has begun.
+        """
+        if (job.folder / CONFIG).exists():
+            return False
+        text = to_yaml(job.config)
+        for record in sorted(self.plan.out.parent.glob(f"*/runs/*/{RECORD}")):
+            config = record.parent / CONFIG
+            if config.is_file() and config.read_text(encoding="utf-8") == text:
+                partial = job.folder.with_name(f"{job.folder.name}.partial")
+                shutil.rmtree(partial, ignore_errors=True)
+                shutil.copytree(record.parent, partial)
+                partial.replace(job.folder)
+                return True
+        return False
 
     def _trained_encoders(self) -> Iterator[str]:
         for name in self.plan.needed_encoders():
@@ -192,7 +214,7 @@ class AblationStudy:
     def _score(self, case: Case, seed: int) -> RunResult:
         """Return the result of a complete run; it is scored unless this evaluator has scored it before."""
         folder, guidance = self.plan.run_folder(case, seed), self.plan.study.guidance
-        record: dict[str, Any] = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        record = _read_json(folder / RECORD)
         key = _digest([self.scorer.identity, list(guidance)])
         scores = record.setdefault("scores", {})
         if record.get("failed") is None and key not in scores:
@@ -264,7 +286,7 @@ class AblationStudy:
         path = self.plan.encoder_folder(name) / RECORD
         if not path.is_file():
             return None
-        return round(float(json.loads(path.read_text(encoding="utf-8"))["seconds"]), 1)
+        return round(float(_read_json(path)["seconds"]), 1)
 
     def _say(self, text: str) -> None:
         self.console.print(Text(text), soft_wrap=True)
@@ -276,7 +298,14 @@ def _read_record(folder: Path, config: Any) -> dict[str, Any] | None:
     path = folder / RECORD
     if not path.is_file():
         return None
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return _read_json(path)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise InputError(f"{path} is damaged: remove {path.parent} to run it again") from None
     return record
 
 

@@ -113,13 +113,13 @@ def table_markdown(study: Study, cases: Sequence[Case], results: Sequence[RunRes
         paper = ["" if case.paper is None else f"{case.paper:.2f}"] if figures else []
         lines.append(_row([case.label, *cells, str(len(runs)), *paper]))
     notes = [f"{case.label}: {case.note}" for case in cases if case.note]
-    lines += ["", "Mean ± standard deviation over seeds."]
+    general = ["Mean ± standard deviation over seeds."]
     if any(run.failed for run in results):
-        lines.append("Diverged: training stopped because of gradients that were not finite.")
+        general.append("Diverged: gradients or samples were not finite.")
+    lines += ["", *(f"- {note}" for note in (*general, *head.notes, *notes))]
     if study.paper is not None:
-        lines += [f"Paper: {study.paper.table}; {study.paper.metric}; {study.paper.setting}. "]
-        lines[-1] += "Its figures are not comparable with ours, its ordering is."
-    lines += [f"- {note}" for note in (*notes, *head.notes)]
+        source = f"{study.paper.table}; {study.paper.metric}; {study.paper.setting}"
+        lines.append(f"- Paper: {source}. Compare the ordering, not the values.")
     lines += _ordering(study, results, head)
     command = head.facts.get("command")
     lines += ["", "```sh", str(command), "```"] if command else []
@@ -154,8 +154,12 @@ def _verdicts(study: Study, results: Sequence[RunResult], head: TableHead) -> li
 
 
 def _columns(study: Study, results: Sequence[RunResult], head: TableHead) -> list[Column]:
-    """Return the columns that any run has figures for."""
-    return [c for c in study.parsed_columns if any(_figure(run, c, head) is not None for run in results)]
+    """Return the distances, and the other columns that any run has figures for."""
+    return [
+        column
+        for column in study.parsed_columns
+        if column.metric == DISTANCE or any(_figure(run, column, head) is not None for run in results)
+    ]
 
 
 def _figure(run: RunResult, column: Column, head: TableHead) -> float | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from driftgen.data.config import Augment, Data
 from driftgen.data.images import digits, open_images
-from driftgen.errors import NotFiniteError
+from driftgen.errors import InputError, NotFiniteError
 from driftgen.evaluation.digits import evaluate_digits
 from driftgen.evaluation.encoders import Encoder, load_encoder
 from driftgen.evaluation.frechet import Moments, frechet_distance
@@ -24,6 +24,7 @@ __all__ = ["RunScorer"]
 
 SEED = 0  # of the noise of scored samples
 BATCH = 500
+LEAST = 20  # samples: two of each digit
 NEIGHBORS = 3
 MANIFOLD = 10_000  # real and generated samples of precision and recall
 
@@ -47,6 +48,8 @@ class RunScorer:
     def __init__(
         self, data: Data, samples: int, evaluator: str = "pixels", device: str | torch.device = "cpu"
     ) -> None:
+        if samples < LEAST:
+            raise InputError(f"samples={samples} must be at least {LEAST}")
         self.data = data.model_copy(update={"augment": Augment()})
         self.samples, self.device = samples, torch.device(device)
         self.encoder: Encoder = load_encoder(evaluator, self.device)
