@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import driftgen
-from driftgen.cli import models, runs, toys
+from driftgen.cli import models, runs, studies, toys
 from driftgen.cli.bench import bench
 from driftgen.cli.evaluate import evaluate
 from driftgen.cli.neighbors_command import neighbors
@@ -48,10 +48,11 @@ for _command in (
     runs.encode,
     runs.recipes,
     models.sample,
-    neighbors,
 ):
     app.command()(_command)
 app.command("eval")(evaluate)
+app.command()(neighbors)
+app.command()(studies.ablate)
 app.add_typer(models.convert, name="convert")
 app.add_typer(bench, name="bench")
 

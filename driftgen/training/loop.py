@@ -90,7 +90,7 @@ class Loop:
                 self.step += 1
                 if bad == MAX_BAD_STEPS:
                     self._save()
-                    raise InputError(
+                    raise NotFiniteError(
                         f"{bad} steps in a row, up to step {self.step}, had a gradient that is not finite or "
                         "exploded: the state before them is saved; lower optim.lr, raise optim.warmup or set "
                         "precision=float32"

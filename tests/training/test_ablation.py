@@ -1,0 +1,260 @@
+"""Studies that ship with the package, and whole studies at tiny size."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+import torch
+from rich.console import Console
+
+from driftgen.data.config import Data
+from driftgen.errors import InputError
+from driftgen.evaluation.ablations.run_scores import RunScorer
+from driftgen.training.ablation_config import StudyPlan, load_base, load_study, parse_seeds, study_names
+from driftgen.training.ablation_run import RECORD, AblationStudy
+from driftgen.training.ablation_workers import Job, Workers, run_job
+from tests.support.fork_server import start_driftgen
+
+TINY = (
+    "optim.steps=2",
+    "batch={classes: 2, generated: 2, positives: 2, unconditional: 1}",
+    "output.metrics_every=1",
+)
+STUDIES = [(summary.name, base) for summary in study_names() for base in summary.bases]
+WITH_PAPER = {name for name, _ in STUDIES} - {"kernels", "guidance"}
+
+
+def tiny(name, out, cases=(), overrides=TINY, **options):
+    return StudyPlan.load(name, out=out / name, cases=cases, seeds=(0, 1), overrides=overrides, **options)
+
+
+def study(plan, processes=1, **options):
+    console = Console(quiet=True)
+    return AblationStudy(
+        plan, processes, "cpu", samples=20, command="driftgen ablate", console=console, **options
+    )
+
+
+def figures(path):
+    """Return the figures of a table, without times."""
+    table = json.loads((path.parent / "table.json").read_text())
+    return {row["case"]: [run["figures"] for run in row["runs"]] for row in table["rows"]}
+
+
+@pytest.mark.parametrize(("name", "base"), STUDIES)
+def test_every_case_is_a_valid_configuration_of_its_base(name, base, tmp_path):
+    plan = StudyPlan.load(name, base=base, out=tmp_path, overrides=["data.path=images.npz"])
+    configs = {case.label: plan.train_config(case, 1) for case in plan.cases}
+    assert all(config.seed == 1 for config in configs.values())
+    texts = {config.model_dump_json() for config in configs.values()}
+    assert len(texts) == len(configs)  # every case differs from every other
+    for encoder in plan.needed_encoders():
+        assert plan.pretrain_config(encoder).data.path == "images.npz"
+
+
+def test_the_papers_figures_are_those_of_its_tables():
+    figures = {name: [case.paper for case in load_study(name).cases] for name in WITH_PAPER}
+    assert figures == {
+        "antisymmetry": [8.46, 41.05, 46.28, 86.16, 112.84, 177.14],
+        "positives": [20.43, 10.39, 8.97, 8.46],
+        "negatives": [11.82, 10.16, 9.32, 8.46],
+        "encoders": [None, None, 8.46, 7.26, 4.28, 3.36],
+        "normalization": [8.46, 8.92, 10.54],
+        "temperatures": [10.62, 8.67, 8.96, 8.46],
+        "feature-sets": [9.58, 9.1, 8.46],
+        "style": [8.86, 8.46],
+        "second-encoder": [9.35, None, 3.7],
+    }
+
+
+@pytest.mark.parametrize("name", sorted(WITH_PAPER))
+def test_orderings_agree_with_the_papers_figures(name):
+    loaded = load_study(name)
+    paper = {case.label: case.paper for case in loaded.cases}
+    ordered = [[paper[label] for label in group] for group in loaded.groups]
+    known = [values[0] for values in ordered if None not in values]
+    assert known == sorted(known)
+    assert len(known) >= 2
+
+
+def test_group_sizes_keep_the_number_of_samples():
+    for base in load_study("negatives").bases:
+        plan = StudyPlan.load("negatives", base=base, overrides=["data.path=images.npz"])
+        sizes = [plan.train_config(case, 0).batch for case in plan.cases]
+        assert len({size.classes * size.generated for size in sizes}) == 1
+        assert all(size.generated == size.positives for size in sizes)
+
+
+def test_changes_of_the_user_are_changes_of_the_base(tmp_path):
+    overrides = ["loss.repulsion=3.0", "optim.steps=7", "data.path=images.npz", "data.augment.flip=true"]
+    plan = StudyPlan.load("antisymmetry", base="cifar10", out=tmp_path / "a", overrides=overrides)
+    config = plan.train_config(plan.cases[0], 4)
+    assert (config.loss.repulsion, config.optim.steps, config.data.augment.flip) == (3.0, 7, True)
+    assert plan.train_config(plan.cases[-1], 4).loss.repulsion == 0.0  # what the case varies
+    encoder = plan.pretrain_config("mae")
+    assert (encoder.data.path, encoder.optim.steps) == ("images.npz", 2000)
+    assert encoder.data.augment.crop == "random-resized"
+    assert config.encoders[0].path == str(tmp_path / "encoders-cifar10" / "mae")
+
+
+def test_a_study_writes_its_table_and_runs_nothing_twice(tmp_path):
+    plan = tiny("normalization", tmp_path, ["softmax-over-y", "no-normalization"])
+    path = study(plan).run()
+    table = json.loads((path.parent / "table.json").read_text())
+    assert table["seeds"] == [0, 1]
+    assert table["evaluator"]["encoder"] == "pixels"
+    assert {"command", "hardware", "torch", "driftgen", "base_changes", "set", "recipe"} <= table.keys()
+    for row in table["rows"]:
+        assert row["metrics"]["FD-pixels"]["count"] == 2
+        assert [sorted(run["figures"]["1"]) for run in row["runs"]] == [
+            ["FD-pixels", "diversity", "precision", "recall", "recognized"]
+        ] * 2
+    assert "| softmax over y | " in path.read_text()
+    assert not list(path.parent.rglob("checkpoints"))
+    records = {record: record.stat().st_mtime_ns for record in path.parent.rglob(RECORD)}
+    assert len(records) == 4
+    before = figures(path)
+    assert figures(study(plan).run()) == before
+    assert {record: record.stat().st_mtime_ns for record in records} == records
+
+
+def test_a_stopped_study_resumes_to_the_same_table(tmp_path):
+    whole = figures(study(tiny("style", tmp_path / "whole", ["without"])).run())
+    plan = tiny("style", tmp_path / "stopped", ["without"])
+    config = plan.train_config(plan.cases[0], 0)
+
+    def stop(step):
+        if step == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    job = Job("first", plan.run_folder(plan.cases[0], 0), config, "", "cpu")
+    assert not run_job(job, stop).complete
+    assert list((job.folder / "checkpoints").iterdir())
+    assert figures(study(plan).run()) == whole
+
+
+def test_another_evaluator_scores_again_without_training(tmp_path):
+    plan = tiny("style", tmp_path, ["without"])
+    path = study(plan).run()
+    weights = {p: p.stat().st_mtime_ns for p in path.parent.rglob("model.safetensors")}
+    again = AblationStudy(plan, 1, "cpu", samples=40, console=Console(quiet=True)).run()
+    table = json.loads((again.parent / "table.json").read_text())
+    assert table["evaluator"]["samples"] == 40
+    assert {p: p.stat().st_mtime_ns for p in weights} == weights
+
+
+def test_studies_share_runs_of_the_same_configuration(tmp_path):
+    first = study(tiny("normalization", tmp_path, ["softmax-over-x-and-y-default"])).run()
+    other = study(tiny("temperatures", tmp_path, ["0.02-0.05-0.2-default", "0.02"]))
+    jobs, _ = other._open_jobs()
+    assert [job.key for job in jobs] == ["0.02, seed 0", "0.02, seed 1"]
+    shared = [dict(result.figures) for result in other.results.values()]
+    assert shared == figures(first)["softmax over x and y (default)"]
+    longer = study(tiny("style", tmp_path, ["without"], (*TINY, "optim.steps=3")))
+    assert len(longer._open_jobs()[0]) == 2
+
+
+def test_a_run_that_diverges_is_a_row_of_the_table(tmp_path):
+    overrides = (*TINY, "optim.lr=1e30", "optim.warmup=0", "optim.clip=1e30", "optim.steps=8")
+    path = study(tiny("style", tmp_path, ["without"], overrides)).run()
+    row = json.loads((path.parent / "table.json").read_text())["rows"][0]
+    assert all(run["failed"] for run in row["runs"])
+    assert "| without | 0 |" not in path.read_text()
+
+
+@pytest.mark.slow
+def test_encoders_are_trained_once_and_shared(tmp_path):
+    plan = tiny("encoders", tmp_path)
+    small = {"optim.steps": 2, "batch_size": 4, "mae.finetune_steps": 1, "output.metrics_every": 1}
+    encoders = {
+        name: spec.model_copy(update={"changes": {**spec.changes, **small}})
+        for name, spec in plan.base.encoders.items()
+    }
+    base = plan.base.model_copy(update={"encoders": encoders})
+    plan = StudyPlan(**{**vars(plan), "base": base})
+    found = figures(study(plan, processes=2).run())
+    assert all(len(runs) == 2 for runs in found.values())
+    assert {p.name for p in plan.encoders.iterdir()} == {
+        "mae",
+        "mae-long",
+        "mae-long-classified",
+        "mae-wide",
+        "random",
+    }
+    times = {p: p.stat().st_mtime_ns for p in plan.encoders.rglob("model.safetensors")}
+    study(StudyPlan(**{**vars(plan), "out": tmp_path / "again", "seeds": (2,)})).run()
+    assert {p: p.stat().st_mtime_ns for p in times} == times
+
+
+@pytest.mark.slow
+def test_processes_give_the_figures_of_one(tmp_path):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    one = figures(study(tiny("normalization", tmp_path / "one")).run())
+    two = study(tiny("normalization", tmp_path / "two"), processes=2)
+    two.threads = 1
+    assert figures(two.run()) == one
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.slow
+def test_interrupted_command_stops_its_processes_and_resumes(tmp_path):
+    words = [
+        "ablate",
+        "style",
+        "--out",
+        tmp_path / "style",
+        "--seeds",
+        "0",
+        "--processes",
+        "2",
+        "--samples",
+        "20",
+    ]
+    words += ["--set", "optim.steps=3000", "--set", "output.metrics_every=5"]
+    process = start_driftgen(*words)
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.rglob("metrics.jsonl"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "interrupted" in errors
+    stopped = list(tmp_path.rglob("step-*/checksum.json"))
+    assert len(stopped) == 2  # both workers saved their state
+
+
+def test_workers_report_a_wrong_configuration(tmp_path):
+    plan = tiny("style", tmp_path, overrides=(*TINY, "generator.options.depth=0"))
+    with pytest.raises(InputError, match="without, seed 0: generator: depth=0 is too small"):
+        study(plan).run()
+    with Workers(1) as workers:
+        assert workers.idle == 1
+
+
+def test_scores_of_other_images(tmp_path):
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 255, (60, 8, 8, 3), dtype=np.uint8)
+    np.savez(tmp_path / "images.npz", images=pixels, labels=np.arange(60) % 3)
+    scorer = RunScorer(Data(path=str(tmp_path / "images.npz"), size=8, workers=0), samples=20)
+    moments, real = scorer.reference
+    assert moments.count == len(real) == 60
+    assert torch.allclose(moments.mean, torch.from_numpy(pixels / 255).permute(0, 3, 1, 2).flatten(1).mean(0))
+
+
+@pytest.mark.parametrize("text", ["", "a", "-1", "1,,2", "1.5", "0,99999999999999999999"])
+def test_wrong_seeds(text):
+    with pytest.raises(InputError, match="write whole numbers from 0 with commas"):
+        parse_seeds(text)
+    assert parse_seeds("3, 1,3") == (3, 1)
+
+
+def test_wrong_names():
+    with pytest.raises(InputError, match="study='antisymetry' is not known: did you mean 'antisymmetry'"):
+        load_study("antisymetry")
+    with pytest.raises(InputError, match="base='cifar' is not known: did you mean 'cifar10'"):
+        load_base("cifar")
