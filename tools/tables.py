@@ -20,7 +20,7 @@ from pathlib import Path
 
 from driftgen.errors import InputError, unknown_name
 from driftgen.support.atomic_write import atomic_write
-from tools import cluster_estimate, document_tables, gallery, parameter_table, speed_tables
+from tools import cluster_estimate, document_tables, evaluator_tables, gallery, parameter_table, speed_tables
 from tools.records import Results
 
 ROOT = Path(__file__).parents[1]
@@ -42,6 +42,8 @@ TABLES: dict[str, Table] = {
     "gallery": gallery.gallery,  # results/README.md
     "earlier-versions": document_tables.earlier_versions,  # results/README.md
     "identifiability": document_tables.identifiability,  # results/identifiability/README.md
+    "evaluator-check": evaluator_tables.evaluator_check,  # results/evaluator/README.md
+    "evaluator-ways": evaluator_tables.evaluator_ways,  # results/evaluator/README.md, docs/evaluation.md
     "h200-loss": speed_tables.loss,  # results/speed-h200/README.md, as are all below
     "h200-step": speed_tables.step,
     "h200-parts": speed_tables.parts,

@@ -155,7 +155,8 @@ class FIDInception(nn.Module):
         classifier.
         """
         weight = self.Conv2d_1a_3x3.weight
-        x = (resize_tf1(images.float()) - 128) / 128
+        with torch.autocast(images.device.type, enabled=False):  # bfloat16 would round pixels
+            x = (resize_tf1(images.float()) - 128) / 128
         x = x.to(weight.dtype, memory_format=torch.channels_last)
         x = self.Conv2d_2b_3x3(self.Conv2d_2a_3x3(self.Conv2d_1a_3x3(x)))
         x = self.Conv2d_4a_3x3(self.Conv2d_3b_1x1(F.max_pool2d(x, 3, 2)))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from driftgen.errors import InputError
 from driftgen.evaluation.accumulate import accumulate
@@ -21,6 +20,7 @@ from driftgen.evaluation.metrics import compare, expected_bias
 from driftgen.evaluation.reference import Reference
 from driftgen.pipeline import DriftPipeline
 from driftgen.support.atomic_write import atomic_write, make_folder
+from driftgen.support.checksum import weights_checksum
 from driftgen.support.distributed import Distributed
 from driftgen.support.provenance import provenance
 
@@ -30,7 +30,6 @@ __all__ = [
     "check_request",
     "evaluate_images",
     "evaluate_model",
-    "weights_checksum",
 ]
 
 RESULT = "evaluation.json"
@@ -125,15 +124,6 @@ def check_request(pipe: DriftPipeline, samples: int, guidance: Sequence[float]) 
         raise InputError(f"samples={samples}: at least 2 are needed")
     for alpha in guidance:
         pipe.check(guidance=alpha, output="numpy")
-
-
-def weights_checksum(network: nn.Module) -> str:
-    """Return a SHA-256 of the weights by name."""
-    digest = hashlib.sha256()
-    for name, value in network.state_dict().items():
-        digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _start(evaluation: Evaluation, facts: dict[str, Any]) -> dict[str, Any]:

@@ -31,10 +31,10 @@ from driftgen.evaluation.real_images import (
     run_data,
 )
 from driftgen.evaluation.session import Track, image_shape
-from driftgen.evaluation.sweep import weights_checksum
 from driftgen.pipeline import DriftPipeline
 from driftgen.report.neighbor_figure import NeighborRow, draw_neighbors
 from driftgen.support.atomic_write import atomic_write, make_folder
+from driftgen.support.checksum import weights_checksum
 from driftgen.support.distributed import Distributed
 from driftgen.support.provenance import provenance
 
