@@ -21,7 +21,7 @@ KID_SUBSETS, KID_SIZE = 100, 1000
 NEIGHBORS, COVERAGE_NEIGHBORS = 3, 5
 
 
-def compare(sums: Sums, reference: Reference, encoder: Encoder) -> dict[str, Any]:
+def compare(sums: Sums, reference: Reference, encoder: Encoder, *, quick: bool = False) -> dict[str, Any]:
     """Return the metrics of generated images.
 
     - ``FID`` (or ``FD-ENCODER`` for any other encoder): Fréchet distance to the reference;
@@ -29,17 +29,21 @@ def compare(sums: Sums, reference: Reference, encoder: Encoder) -> dict[str, Any
     - ``inception_score``, ``inception_score_std``: with an Inception file that has a classifier;
     - ``precision``, ``recall``: k = 3; ``density``, ``coverage``: k = 5;
     - ``compared``: generated and real images of KID, precision, recall, density and coverage.
+
+    ``quick`` leaves out KID, density and coverage.
     """
     assert sums.features is not None
     generated, real = sums.features, reference.features.to(sums.features.device)
     kernel = encoder.distance.replace("FID", "KID").replace("FD-", "KD-")
     row: dict[str, Any] = {encoder.distance: frechet_distance(sums.moments, reference.moments)}
-    row[kernel], row[f"{kernel}_std"] = kernel_distance(real, generated)
+    if not quick:
+        row[kernel], row[f"{kernel}_std"] = kernel_distance(real, generated)
     score = sums.inception_score
     if score is not None:
         row["inception_score"], row["inception_score_std"] = score
     row["precision"], row["recall"] = precision_recall(real, generated, NEIGHBORS)
-    row["density"], row["coverage"] = density_coverage(real, generated, COVERAGE_NEIGHBORS)
+    if not quick:
+        row["density"], row["coverage"] = density_coverage(real, generated, COVERAGE_NEIGHBORS)
     return row | {"samples": sums.count, "compared": [len(generated), len(real)]}
 
 

@@ -48,6 +48,7 @@ class Evaluation:
         force: accept a reference of another evaluator.
         on_block: called with images done by this process and seconds spent.
         note: called with a warning.
+        quick: leave out KID, density and coverage.
     """
 
     reference: Reference
@@ -58,6 +59,7 @@ class Evaluation:
     force: bool = False
     on_block: Callable[[int, float], None] = lambda done, seconds: None
     note: Callable[[str], None] = lambda text: None
+    quick: bool = False
 
     def score(self, images: ImageSource, key: str) -> dict[str, Any]:
         """Return the metrics of one set of images; an interrupted call with the same key is resumed."""
@@ -67,7 +69,7 @@ class Evaluation:
         sums = accumulate(
             images, self.encoder, self.processes, partial=partial, key=key, on_block=self.on_block
         )
-        row = compare(sums, self.reference, self.encoder)
+        row = compare(sums, self.reference, self.encoder, quick=self.quick)
         row["seconds"] = round(time.monotonic() - started, 2)
         if partial is not None:
             for file in partial.parent.glob(f"{partial.name}-{self.processes.rank}-of-*"):

@@ -157,12 +157,17 @@ def format_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list
         line = []
         for key in keys:
             value = row.get(key)
-            text = "" if value is None else f"{value:g}" if key == "guidance" else f"{value:.4g}"
-            if isinstance(row.get(f"{key}_std"), float):
-                text += f" ± {row[f'{key}_std']:.2g}"
-            line.append(text)
+            line.append("" if value is None else _cell(key, float(value)))
         cells.append(line)
     return [NAMES.get(key, key) for key in keys], cells
+
+
+def _cell(key: str, value: float) -> str:
+    if key == "guidance":
+        return f"{value:g}"
+    if key.startswith(("KID", "KD-")):
+        return f"{value:.5f}"
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:.2f}"
 
 
 def _show(record: Mapping[str, Any], folder: Path, encoder: Encoder) -> None:

@@ -87,8 +87,24 @@ def _summary(header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> st
         "skipped": "skipped steps",
     }
     facts |= {text: _figure(last[key]) for key, text in names.items() if last.get(key) is not None}
+    facts |= _best_evaluation(rows)
     model = "a masked autoencoder" if header.get("task") == "pretrain" else "a one-step generator"
     return f"<p>Training of {model}.</p>{_table(facts)}"
+
+
+def _best_evaluation(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the lowest distance of the run, with its step and average."""
+    found = [
+        (float(scores[result["metric"]]), row["step"], decay, result)
+        for row in rows
+        if isinstance(result := row.get("evaluation"), dict)
+        for decay, scores in result["ema"].items()
+    ]
+    if not found:
+        return {}
+    value, step, decay, result = min(found, key=lambda entry: entry[0])
+    name = f"lowest {result['metric']} of {result['samples']:,} samples"
+    return {name: f"{_figure(value)}, EMA {decay} at step {step:,}"}
 
 
 def _warnings(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -156,7 +156,8 @@ class Loop:
                 self.trackers.log_preview(preview, self.step)
 
     def _evaluate(self) -> dict[str, Any]:
-        """Evaluate every average, in all processes."""
+        """Evaluate every average, in all processes. The time does not count in samples per second."""
+        started = time.monotonic()
         models = {decay: self._gather(model) for decay, model in self.ema.models.items()}
         if self.sharded and not self.distributed.is_main:
             models = {}
@@ -164,6 +165,7 @@ class Loop:
             model.to(self.distributed.device)
         scores = self.task.evaluate(models, self.folder, self.step)
         self.distributed.barrier()
+        self._last += time.monotonic() - started
         return scores
 
     def _update(self) -> tuple[float | None, float]:

@@ -58,7 +58,7 @@ class RunEvaluation:
     def __call__(self, pipelines: Mapping[str, DriftPipeline]) -> dict[str, Any]:
         """Return ``{"metric": name, "samples": n, "ema": {decay: {name: value, "precision": ...}}}``."""
         name, samples = self.encoder.distance, self.config.output.eval_samples
-        evaluation = Evaluation(self.reference, self.encoder, self.processes)
+        evaluation = Evaluation(self.reference, self.encoder, self.processes, quick=True)
         scores = {}
         for decay, pipe in pipelines.items():
             images = GeneratedImages(pipe, samples, self.config.output.sample_guidance, EVALUATION_SEED)
