@@ -39,7 +39,7 @@ def draw_sweep(rows: Sequence[Row], metric: str, out: Path, title: str | None = 
             as they are known ``inception_score``, ``precision`` and ``recall``.
         metric: name of the Fréchet distance, such as ``"FID"``; its key in the rows.
         out: the folder.
-        title: title of the figure; "guidance sweep" and the number of samples if None.
+        title: title of the figure; "Guidance sweep" and the number of samples if None.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -49,7 +49,7 @@ def draw_sweep(rows: Sequence[Row], metric: str, out: Path, title: str | None = 
         raise InputError("rows is empty: give at least one value of guidance")
     if title is None:
         count = rows[0].get("samples")
-        title = "guidance sweep" + (f", {count:,} samples each" if isinstance(count, int) else "")
+        title = "Guidance sweep" + (f", {count:,} samples each" if isinstance(count, int) else "")
     distance = _Metric(metric, metric, GENERATED_COLOR, True)
     score = _Metric("inception_score", "Inception score", DATA_COLOR, False)
     precision = _Metric("precision", "precision", DATA_COLOR, False)
