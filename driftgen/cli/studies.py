@@ -34,7 +34,10 @@ def ablate(
     ] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Change one value of the base: data.path=cifar10.npz. Repeatable."),
+        typer.Option(
+            "--set",
+            help="Change one value of the base: data.path=cifar10.npz, encoder.optim.steps=500. Repeatable.",
+        ),
     ] = None,
     processes: Annotated[
         int | None, typer.Option(help="Trainings at a time. Default: CPU cores, or 4 on a GPU.")

@@ -28,6 +28,7 @@ __all__ = [
 
 FOLDER = Path(ablations.__file__).parent
 BASES = FOLDER / "bases"
+ENCODER = "encoder"  # prefix of the user's changes of encoders
 
 
 class StudySummary(NamedTuple):
@@ -91,7 +92,8 @@ class StudyPlan:
         encoders: folder of the encoders, which studies on the same base share.
         cases: rows to run.
         seeds: seeds of each case.
-        overrides: changes of the base by the user, ``key=value`` each.
+        overrides: changes of the base by the user, ``key=value`` each; ``encoder.key=value`` changes the
+            pretraining of every encoder, and ``data.key=value`` both.
     """
 
     name: str
@@ -171,7 +173,7 @@ class StudyPlan:
         overrides = [
             *_overrides(self.base.changes),
             *_overrides(self.study.bases[self.base_name].changes),
-            *self.overrides,
+            *(text for text in self.overrides if split_override(text)[0][0] != ENCODER),
             *_overrides({"encoders": entries}),
             *_overrides(case.changes_on(self.base_name)),
             f"seed={seed}",
@@ -187,8 +189,13 @@ class StudyPlan:
     def pretrain_config(self, encoder: str) -> PretrainConfig:
         """Return the configuration of an encoder: that of the base, with the user's data."""
         spec = self.base.encoders[encoder]
-        data = [text for text in self.overrides if _is_data(split_override(text)[0])]
-        config = load_recipe(spec.recipe, [*_overrides(spec.changes), *data], "pretrain")
+        changes = [text for text in self.overrides if _is_data(split_override(text)[0])]
+        changes += [
+            text.strip().removeprefix(f"{ENCODER}.")
+            for text in self.overrides
+            if split_override(text)[0][0] == ENCODER
+        ]
+        config = load_recipe(spec.recipe, [*_overrides(spec.changes), *changes], "pretrain")
         assert isinstance(config, PretrainConfig)
         return config
 
