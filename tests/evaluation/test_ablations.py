@@ -101,6 +101,12 @@ def test_markdown_shows_mean_deviation_and_the_papers_column():
     assert "driftgen ablate normalization" in text
 
 
+def test_the_best_case_is_compared_with_every_other_and_neighbors_with_each_other():
+    chain = study(order=["both (default)", "none", "over y"])
+    pairs = [(o["better"], o["worse"]) for o in table_record(chain, chain.cases, RESULTS, HEAD)["order"]]
+    assert pairs == [("both (default)", "none"), ("both (default)", "over y"), ("none", "over y")]
+
+
 def test_a_diverged_run_has_no_mean():
     results = [result("both (default)", 0, 1.0), RunResult("over y", 0, {}, failed="not finite")]
     text = table_markdown(study(), study().cases, results, HEAD)
@@ -121,7 +127,7 @@ def test_columns_of_several_guidance_strengths():
     results = [RunResult("none", 0, {"1": {"FD-pixels": 1.0}, "2": {"FD-pixels": 3.0}})]
     text = table_markdown(both, both.cases, results, HEAD)
     assert "| FD-pixels, α=1 | FD-pixels, α=2 | seeds |" in text  # no run has `recognized`
-    assert "| none | 1.000 | 3.000 | 1 |" in text
+    assert "| none | 1.00 | 3.00 | 1 |" in text
 
 
 def test_a_case_has_changes_and_encoders_by_base():

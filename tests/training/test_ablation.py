@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -242,6 +243,17 @@ def test_wrong_seeds(text):
     with pytest.raises(InputError, match="write whole numbers from 0 with commas"):
         parse_seeds(text)
     assert parse_seeds("3, 1,3") == (3, 1)
+
+
+def test_the_study_of_the_documentation_is_valid(tmp_path):
+    text = (ROOT / "docs" / "ablations.md").read_text()
+    (example,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "mine.yaml").write_text(example)
+    plan = StudyPlan.load(str(tmp_path / "mine.yaml"))
+    assert [plan.train_config(case, 0).optim.lr for case in plan.cases] == [1e-3, 3e-3]
+    assert plan.out == Path("runs/ablate/mine")
+    listed = set(re.findall(r"`([a-z-]+)`", " ".join(re.findall(r"^\| (`.*?) \|", text, re.MULTILINE))))
+    assert {summary.name for summary in study_names()} <= listed
 
 
 def test_wrong_names():

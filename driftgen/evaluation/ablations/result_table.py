@@ -143,14 +143,17 @@ def _ordering(study: Study, results: Sequence[RunResult], head: TableHead) -> li
 
 
 def _verdicts(study: Study, results: Sequence[RunResult], head: TableHead) -> list[tuple[str, str, str]]:
-    """Return every pair of neighbors in the paper's ordering, and whether it holds."""
+    """Return whether the paper's ordering holds: for the best case with every other, and for neighbors."""
     first = Column(DISTANCE, study.guidance[0])
     spreads = {label: _spread([r for r in results if r.case == label], first, head) for label in study.labels}
-    return [
-        (better, worse, judge(spreads[better], spreads[worse]))
-        for above, below in itertools.pairwise(study.groups)
-        for better, worse in itertools.product(above, below)
+    groups = study.groups
+    with_best = [(above, below) for above in groups[:1] for below in groups[1:]]
+    pairs = [
+        pair
+        for above, below in (*with_best, *itertools.pairwise(groups))
+        for pair in itertools.product(above, below)
     ]
+    return [(a, b, judge(spreads[a], spreads[b])) for a, b in dict.fromkeys(pairs)]
 
 
 def _columns(study: Study, results: Sequence[RunResult], head: TableHead) -> list[Column]:
@@ -185,10 +188,10 @@ def _as_json(value: Spread | None) -> dict[str, Any] | None:
 
 
 def _digits(spreads: Sequence[Spread | None]) -> int:
-    """Return the decimals of a column, so that its largest mean has at least three digits."""
+    """Return the decimals of a column, so that its smallest mean has about three digits."""
     means = [abs(s.mean) for s in spreads if s is not None and math.isfinite(s.mean)]
-    largest = max(means, default=0.0)
-    return 3 if largest < 5 else 2 if largest < 100 else 1
+    smallest = min(means, default=0.0)
+    return 3 if smallest < 1 else 2 if smallest < 10 else 1
 
 
 def _cell(value: Spread | None, digits: int) -> str:
