@@ -93,8 +93,6 @@ class AblationStudy:
         jobs, needs = self._open_jobs()
         _ = self.scorer.reference  # missing data is an error now, not after the first run
         total = sum(job.config.optim.steps for job in jobs)
-        if not self.results and not jobs:
-            raise InputError("the study has no runs")
         self._write_table()
         with (
             handle_signals(_interrupt),
