@@ -20,7 +20,15 @@ from pathlib import Path
 
 from driftgen.errors import InputError, unknown_name
 from driftgen.support.atomic_write import atomic_write
-from tools import cluster_estimate, document_tables, evaluator_tables, gallery, parameter_table, speed_tables
+from tools import (
+    ablation_tables,
+    cluster_estimate,
+    document_tables,
+    evaluator_tables,
+    gallery,
+    parameter_table,
+    speed_tables,
+)
 from tools.records import Results
 
 ROOT = Path(__file__).parents[1]
@@ -44,6 +52,7 @@ TABLES: dict[str, Table] = {
     "identifiability": document_tables.identifiability,  # results/identifiability/README.md
     "evaluator-check": evaluator_tables.evaluator_check,  # results/evaluator/README.md
     "evaluator-ways": evaluator_tables.evaluator_ways,  # results/evaluator/README.md, docs/evaluation.md
+    "ablations": ablation_tables.summary,  # results/ablations/README.md
     "h200-loss": speed_tables.loss,  # results/speed-h200/README.md, as are all below
     "h200-step": speed_tables.step,
     "h200-parts": speed_tables.parts,

@@ -148,7 +148,20 @@ class AblationStudy:
                     needs[job.key] = set(plan.encoders_of(case))
                 else:
                     self._score(case, seed)
+        self._score_earlier()
         return jobs, needs
+
+    def _score_earlier(self) -> None:
+        """Add complete runs of other cases and seeds: a call for a few of them must not shorten the table."""
+        plan = self.plan
+        for case in plan.study.cases:
+            for record in (plan.out / "runs").glob(f"{case.slug}-seed*/{RECORD}"):
+                number = record.parent.name.removeprefix(f"{case.slug}-seed")
+                if not number.isdecimal() or (case in plan.cases and int(number) in plan.seeds):
+                    continue
+                config = record.parent / CONFIG
+                if config.read_text(encoding="utf-8") == to_yaml(plan.train_config(case, int(number))):
+                    self._score(case, int(number))
 
     def _copy_run(self, job: Job) -> bool:
         """Copy a complete run of the same configuration from another study beside this one.
@@ -241,7 +254,8 @@ class AblationStudy:
     def _write_table(self) -> None:
         plan, results = self.plan, list(self.results.values())
         head = TableHead(plan.name, plan.base_name, self.scorer.distance, self._facts(), self._notes())
-        arguments = plan.study, plan.cases, results, head
+        present = {result.case for result in results} | {case.label for case in plan.cases}
+        arguments = plan.study, [c for c in plan.study.cases if c.label in present], results, head
         _write_json(plan.out / TABLE_JSON, table_record(*arguments))
         with atomic_write(plan.out / TABLE_MARKDOWN) as scratch:
             scratch.write_text(table_markdown(*arguments), encoding="utf-8")
@@ -250,7 +264,7 @@ class AblationStudy:
         plan = self.plan
         facts: dict[str, Any] = provenance(self.command)
         facts["hardware"] = (
-            f"{platform.machine()} CPU, {self.count} processes, {self.threads} threads each"
+            f"{platform.machine()} CPU, processes x threads: {self.count} x {self.threads}"
             if self.place.type == "cpu"
             else f"{torch.cuda.get_device_name(self.place)}, {self.count} processes"
         )
@@ -261,7 +275,7 @@ class AblationStudy:
             "base_changes": {**plan.base.changes, **plan.study.bases[plan.base_name].changes},
             "set": list(plan.overrides),
             "steps": plan.train_config(plan.cases[0], plan.seeds[0]).optim.steps,
-            "seeds": list(plan.seeds),
+            "seeds": sorted({result.seed for result in self.results.values()} | set(plan.seeds)),
             "guidance": list(plan.study.guidance),
             "evaluator": self.scorer.identity,
             "encoders": {

@@ -31,8 +31,8 @@ STUDIES = [(summary.name, base) for summary in study_names() for base in summary
 WITH_PAPER = {name for name, _ in STUDIES} - {"kernels", "guidance"}
 
 
-def tiny(name, out, cases=(), overrides=TINY, **options):
-    return StudyPlan.load(name, out=out / name, cases=cases, seeds=(0, 1), overrides=overrides, **options)
+def tiny(name, out, cases=(), overrides=TINY, seeds=(0, 1)):
+    return StudyPlan.load(name, out=out / name, cases=cases, seeds=seeds, overrides=overrides)
 
 
 def study(plan, processes=1, **options):
@@ -107,7 +107,7 @@ def test_changes_of_the_user_are_changes_of_the_base(tmp_path):
 
 
 def test_a_study_writes_its_table_and_runs_nothing_twice(tmp_path):
-    plan = tiny("normalization", tmp_path, ["softmax-over-y", "no-normalization"])
+    plan = tiny("normalization", tmp_path, ["softmax-over-y"])
     path = study(plan).run()
     table = json.loads((path.parent / "table.json").read_text())
     assert table["seeds"] == [0, 1]
@@ -121,10 +121,17 @@ def test_a_study_writes_its_table_and_runs_nothing_twice(tmp_path):
     assert "| softmax over y | " in path.read_text()
     assert not list(path.parent.rglob("checkpoints"))
     records = {record: record.stat().st_mtime_ns for record in path.parent.rglob(RECORD)}
-    assert len(records) == 4
+    assert len(records) == 2
     before = figures(path)
     assert figures(study(plan).run()) == before
     assert {record: record.stat().st_mtime_ns for record in records} == records
+
+
+def test_a_call_for_one_case_keeps_the_others_in_the_table(tmp_path):
+    first = figures(study(tiny("style", tmp_path, seeds=(0,))).run())
+    second = figures(study(tiny("style", tmp_path, ["without"], seeds=(1,))).run())
+    assert [len(runs) for runs in second.values()] == [2, 1]
+    assert {case: runs[:1] for case, runs in second.items()} == first
 
 
 def test_a_stopped_study_resumes_to_the_same_table(tmp_path):
