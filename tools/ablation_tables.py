@@ -16,9 +16,8 @@ def summary(results: Results) -> str:
     """Return one row per study: its base, how many pairs of the paper's ordering hold, and its time."""
     header = ("study", "base", *VERDICTS, "training", "hardware", "command")
     folders = sorted(path.parent.name for path in (results.folder / "ablations").glob("*/table.json"))
-    return markdown(
-        header, [_row(folder, results.load(f"ablations/{folder}/table.json")) for folder in folders]
-    )
+    rows = [_row(folder, results.load(f"ablations/{folder}/table.json")) for folder in folders]
+    return markdown(header, rows)
 
 
 def _row(folder: str, record: dict[str, Any]) -> list[str]:
@@ -28,7 +27,7 @@ def _row(folder: str, record: dict[str, Any]) -> list[str]:
     return [
         f"[{record['title']}]({folder}/table.md)",
         record["base"],
-        *(str(counts[verdict]) for verdict in VERDICTS),
+        *(str(counts[verdict]) if record["order"] else "" for verdict in VERDICTS),
         f"{seconds / 60:.0f} min",
         record["hardware"],
         f"`{record['command']}`",
