@@ -211,7 +211,11 @@ def build_features(
         entries.append((encoder, dict(entry.switches)))
     # Encoders that will be sharded may not fit on one device.
     probe_device = device if mesh is None else torch.device("cpu")
-    stack = FeatureStack(entries, vanilla=config.vanilla).to(probe_device)
+    kinds = [entry.kind for entry in config.encoders if entry.kind != c.MODULE]
+    named = None
+    if len(set(kinds)) < len(kinds):  # two encoders of one kind have features of the same names
+        named = {f"encoder{i}": entry for i, entry in enumerate(entries)}
+    stack = FeatureStack(named or entries, vanilla=config.vanilla).to(probe_device)
     try:
         with torch.no_grad():
             stack.features(torch.zeros(1, *shape, device=probe_device))

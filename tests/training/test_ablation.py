@@ -17,9 +17,11 @@ from rich.console import Console
 from driftgen.data.config import Data
 from driftgen.errors import InputError
 from driftgen.evaluation.ablations.run_scores import RunScorer
+from driftgen.model_io import save_model
 from driftgen.training.ablation_config import StudyPlan, load_base, load_study, parse_seeds, study_names
 from driftgen.training.ablation_run import RECORD, AblationStudy
 from driftgen.training.ablation_workers import Job, Workers, run_job
+from driftgen.training.build import build_features, build_mae
 
 ROOT = Path(__file__).parents[2]
 TINY = (
@@ -268,3 +270,19 @@ def test_wrong_names():
         load_study("antisymetry")
     with pytest.raises(InputError, match="base='cifar' is not known: did you mean 'cifar10'"):
         load_base("cifar")
+
+
+def test_two_encoders_of_one_kind_keep_all_their_features(tmp_path):
+    plan = tiny("second-encoder", tmp_path, overrides=(*TINY, "encoder.optim.steps=1"))
+    for name in ("mae", "second"):
+        config = plan.pretrain_config(name)
+        save_model(build_mae(config.mae, (1, 8, 8), 10), plan.encoder_folder(name) / "model")
+    one, second, both = (
+        build_features(plan.train_config(case, 0), (1, 8, 8), None, torch.device("cpu")).features(
+            torch.zeros(1, 1, 8, 8)
+        )
+        for case in plan.cases
+    )
+    assert {"global", "norm_x", "layer1"} <= one.keys()
+    assert len(both) == len(one) + len(second) - 1  # raw pixels once
+    assert both["encoder1/layer1"].shape == second["layer1"].shape
