@@ -53,3 +53,57 @@ def test_tables_show_the_statistics_and_the_command(folder):
             mean, _, deviation = cell.partition(" ± ")
             assert float(mean) == pytest.approx(metric["mean"], abs=0.0501)
             assert float(deviation) == pytest.approx(metric["deviation"], abs=0.0501)
+
+
+def test_figures_of_the_summary_are_those_of_the_tables():
+    text = " ".join((RESULTS / "README.md").read_text().split())
+    means = {
+        (folder.name, row["case"], metric): value["mean"]
+        for folder in FOLDERS
+        for row in load(folder)["rows"]
+        for metric, value in row["metrics"].items()
+    }
+    distance, best = "FD-pixels", "anti-symmetry (default)"
+    broken = [c.label for c in load_study("antisymmetry").cases if c.label != best]
+    assert f"is {means['antisymmetry', best, distance]:.2f} with anti-symmetry" in text
+    assert f"{min(means['antisymmetry', case, distance] for case in broken):.2f} or more without" in text
+    shown = {
+        "positives": {"N_pos = 1": "diversity {diversity:.2f}"},
+        "normalization": {
+            "no normalization": "clearly worse ({FD-pixels:.2f})",
+            "softmax over x and y (default)": "({FD-pixels:.3f} and",
+            "softmax over y": "{FD-pixels:.3f}), but three seeds",
+        },
+        "temperatures": {
+            "{0.02, 0.05, 0.2} (default)": "all three ({FD-pixels:.3f})",
+            "0.05": "0.05 ({FD-pixels:.3f})",
+            "0.2": "0.2 ({FD-pixels:.3f})",
+            "0.02": "0.02 ({FD-pixels:.3f})",
+        },
+        "feature-sets": {
+            "(a, b)": "{FD-pixels:.3f} with (a, b)",
+            "(a-c)": "{FD-pixels:.3f} with (a-c)",
+            "(a-d) (default)": "{FD-pixels:.3f} with (a-d)",
+        },
+        "encoders": {"raw pixels": "best ({FD-pixels:.3f})"},
+        "style": {
+            "without": "{FD-pixels:.3f} without",
+            "with (32 codebooks of 64)": "{FD-pixels:.3f} with,",
+        },
+        "second-encoder": {
+            "MAE": "{FD-pixels:.3f} with the MAE",
+            "second encoder": "{FD-pixels:.3f} with the second",
+            "both": "{FD-pixels:.3f} with both",
+        },
+        "kernels": {
+            "Laplace, both axes (default)": "both axes is best ({FD-pixels:.3f})",
+            "Laplace, Sinkhorn": "Laplace kernel ({FD-pixels:.3f})",
+            "Gaussian, both axes": "({FD-pixels:.3f} to",
+            "Gaussian, Sinkhorn": "to {FD-pixels:.3f})",
+            "inverse multiquadric, both axes": "distance {FD-pixels:.2f}",
+        },
+    }
+    for study, cases in shown.items():
+        for case, template in cases.items():
+            values = {metric: value for (s, c, metric), value in means.items() if (s, c) == (study, case)}
+            assert template.format_map(values) in text, template
