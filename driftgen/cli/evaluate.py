@@ -75,10 +75,6 @@ def evaluate(
         return
     if len(what) != 1:
         raise InputError(f"one model at a time: {' '.join(what)}")
-    if data is None:
-        raise InputError(
-            "give --data: real images (folder, .npz, digits), or statistics of driftgen eval stats"
-        )
     options: dict[str, Any] = {
         "samples": samples,
         "guidance": guidance,

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from driftgen.cli.options import Out
-from driftgen.errors import unknown_name
 
 __all__ = ["convert", "sample"]
 
@@ -51,10 +50,11 @@ def sample(
     """Sample images with one network call each: PNG files and a contact sheet, grid.png."""
     from driftgen.pipeline import DriftPipeline
     from driftgen.report.sample_folder import parse_labels, write_latents, write_samples
+    from driftgen.support.dtype_names import parse_dtype
     from driftgen.support.progress import track
 
     pipe = DriftPipeline.from_pretrained(
-        model, device=device, dtype=_dtype(dtype), tokenizer=tokenizer, batch_size=batch_size, fp8=fp8
+        model, device=device, dtype=parse_dtype(dtype), tokenizer=tokenizer, batch_size=batch_size, fp8=fp8
     )
     if compiled:
         pipe.compile()
@@ -96,12 +96,3 @@ def to_official(
     from driftgen import model_io
 
     print(model_io.to_official(folder, out))
-
-
-def _dtype(name: str) -> Any:
-    import torch
-
-    types = {"as saved": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if name not in types:
-        raise unknown_name("dtype", name, types)
-    return types[name]

@@ -12,6 +12,7 @@ from torch import Tensor
 from driftgen.data.config import Data
 from driftgen.data.images import RealData, open_images
 from driftgen.errors import InputError
+from driftgen.evaluation.real_images import DIGITS, DIGITS_HELDOUT, load_bytes, open_in_shape
 from driftgen.pipeline import DriftPipeline
 from driftgen.support.rng import derive_seed
 
@@ -19,7 +20,6 @@ __all__ = ["BLOCK", "GeneratedImages", "ImageSource", "RealImages", "open_real"]
 
 # Images of a block. The noise of a block depends on its number, so this number is part of every figure.
 BLOCK = 500
-DIGITS = ("digits", "digits-heldout")
 
 
 class ImageSource(Protocol):
@@ -53,9 +53,9 @@ class RealImages:
         self._check_readable()
 
     def load(self, block: int) -> Tensor:
-        """See :class:`ImageSource`. Rounds, because converting bytes to floats is not exact."""
+        """See :class:`ImageSource`."""
         indices = torch.arange(block * BLOCK, min((block + 1) * BLOCK, self.count))
-        images = ((self.data.load(indices, 0) + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+        images = load_bytes(self.data, indices)
         self._check_readable()
         return images
 
@@ -110,28 +110,18 @@ def open_real(name: str | Path, size: int | None = None, channels: Literal[1, 3]
         size: side in pixels; None for the size of an array.
         channels: 1 or 3.
     """
-    if str(name) in DIGITS:
-        return RealImages(_open_digits(str(name)), str(name))
+    if str(name) in (DIGITS, DIGITS_HELDOUT):
+        return RealImages(open_in_shape(str(name), (1, 8, 8)), str(name))
     config = Data(kind="images", path=str(name), size=size, channels=channels)
     return RealImages(open_images(config), Path(name).name)
 
 
-def _open_digits(name: str) -> RealData:
-    if name == "digits":
-        return open_images(Data(kind="digits", size=8, channels=1, workers=0))
-    from driftgen.data.arrays import from_arrays
-    from driftgen.data.images import digits
-
-    images, labels = digits("heldout")
-    return from_arrays(images.numpy(), labels.numpy(), Data(kind="digits", size=8, channels=1, workers=0))
-
-
-def check_shapes(images: ImageSource, expected: tuple[int, int, int], of: str) -> None:
-    """Raise an InputError if images have another shape than the reference's."""
+def check_shapes(images: ImageSource, expected: tuple[int, int, int]) -> None:
+    """Raise an InputError if images have another shape than those of the reference."""
     if images.shape != expected:
         (c, h, w), (rc, rh, rw) = images.shape, expected
         raise InputError(
-            f"the images are {h}x{w} with {c} channels, {of} has {rh}x{rw} with {rc}: "
+            f"the images are {h}x{w} with {c} channels, those of the reference {rh}x{rw} with {rc}: "
             "evaluate against data of the same size"
         )
 

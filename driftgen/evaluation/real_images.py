@@ -21,7 +21,7 @@ DIGITS, DIGITS_HELDOUT = "digits", "digits-heldout"
 Shape = tuple[int, int, int]
 
 
-def open_in_shape(source: str | Data, shape: Shape, *, resize: bool = False) -> RealData:
+def open_in_shape(source: str | Data, shape: Shape, *, resize: bool | None = False) -> RealData:
     """Open real images in the shape of a model's images, without augmentation.
 
     Args:
@@ -29,13 +29,14 @@ def open_in_shape(source: str | Data, shape: Shape, *, resize: bool = False) -> 
             ``.npz`` or ``.npy`` as in :func:`driftgen.data.images.open_images`; or the data section of a run.
         shape: channels, height and width. Files of a folder are center-cropped to it, and gray images are
             repeated to three channels, both as in training. Arrays of another shape are an error.
-        resize: center-crop and resize arrays and convert color to gray, instead of the error.
+        resize: center-crop and resize arrays and convert color to gray, instead of the error. None does not
+            offer it in the error.
     """
     if isinstance(source, Data):
         # Size and channels are those of the run.
         config, name = source.model_copy(update={"augment": Augment()}), source.path or source.kind
     else:
-        config, name = _config(source, shape, resize), source
+        config, name = _config(source, shape, bool(resize)), source
     opened = _open_heldout_digits(config) if name == DIGITS_HELDOUT else open_images(config)
     found = opened.shape
     if isinstance(opened, ArrayImages):
@@ -44,7 +45,7 @@ def open_in_shape(source: str | Data, shape: Shape, *, resize: bool = False) -> 
             opened.channels, opened.shape = shape[0], (shape[0], *opened.side)
     if opened.shape != shape:
         opened.close()
-        hint = "" if resize or isinstance(source, Data) else ", or add --resize"
+        hint = ", or add --resize" if resize is False and not isinstance(source, Data) else ""
         raise InputError(
             f"the model generates {_words(shape)}, {name} holds {_words(found)}: give the data that the "
             f"model was trained on{hint}"
@@ -66,7 +67,7 @@ def run_data(model: str) -> Data | None:
 
 
 def load_bytes(data: RealData, indices: Tensor) -> Tensor:
-    """Load images as uint8 ``[len(indices), C, H, W]``."""
+    """Load images as uint8 ``[len(indices), C, H, W]``, rounded: converting bytes to floats is not exact."""
     return data.load(indices, seed=0).add(1).mul(127.5).round().clamp(0, 255).to(torch.uint8)
 
 

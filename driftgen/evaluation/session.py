@@ -6,13 +6,15 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
+from driftgen.data.config import Data
 from driftgen.errors import InputError
 from driftgen.evaluation.encoders import Encoder, load_encoder
-from driftgen.evaluation.image_sources import ImageSource, RealImages, check_shapes, open_real
+from driftgen.evaluation.image_sources import ImageSource, RealImages, open_real
+from driftgen.evaluation.real_images import DIGITS, DIGITS_HELDOUT, Shape, open_in_shape
 from driftgen.evaluation.reference import Reference, compute_reference, load_reference
 from driftgen.pipeline import DriftPipeline
 from driftgen.support.distributed import Distributed
@@ -43,26 +45,26 @@ def choose_encoder(
 def is_images(source: str) -> bool:
     """Return True if a source is an array or a folder of images, and no model."""
     place = Path(source).expanduser()
-    if place.suffix.lower() in ARRAYS or source in ("digits", "digits-heldout"):
+    if place.suffix.lower() in ARRAYS or source in (DIGITS, DIGITS_HELDOUT):
         return True
     return place.is_dir() and not any((place / name).exists() for name in MODEL_FILES)
 
 
-def open_images_like(source: str, shape: tuple[int, int, int] | None) -> RealImages:
-    """Open images; with ``shape``, gray or color as there, and cropped to its size if they are files."""
+def open_images_like(source: str | Data, shape: Shape | None) -> RealImages:
+    """Open images, in this shape if one is given."""
     if shape is None:
+        assert isinstance(source, str)
         return open_real(source)
-    channels: Literal[1, 3] = 1 if shape[0] == 1 else 3
-    is_array = Path(source).suffix.lower() in ARRAYS
-    return open_real(source, None if is_array else shape[1], channels)
+    name = source if isinstance(source, str) else source.path or source.kind
+    return RealImages(open_in_shape(source, shape, resize=None), Path(name).name)
 
 
 def open_reference(
-    data: str,
+    data: str | Data,
     encoder: Encoder,
     processes: Distributed,
     *,
-    shape: tuple[int, int, int] | None,
+    shape: Shape,
     out: Path | None,
     track: Track,
     force: bool = False,
@@ -70,22 +72,20 @@ def open_reference(
     """Load stored statistics, or compute those of images and store them as ``reference.safetensors``.
 
     Args:
-        data: a ``.safetensors`` file of ``driftgen eval stats``, or images.
+        data: a ``.safetensors`` file of ``driftgen eval stats``, images, or the data section of a run.
         encoder: that the statistics must have.
         processes: that share the work.
-        shape: of the images to compare with; images of files are cropped to it.
+        shape: of the images to compare with.
         out: folder of the evaluation; statistics found there are used again.
         track: shows progress.
         force: accept statistics of another encoder.
     """
-    if data.endswith(".safetensors"):
+    if isinstance(data, str) and data.endswith(".safetensors"):
         reference = load_reference(data, encoder.device if encoder.device.type != "mps" else "cpu")
         reference.check(encoder, force=force)
         return reference
     images = open_images_like(data, shape)
     try:
-        if shape is not None:
-            check_shapes(images, shape, "the model")
         stored = None if out is None else _stored(out / REFERENCE, images, encoder)
         if stored is not None:
             return stored
@@ -112,7 +112,7 @@ def _stored(path: Path, images: ImageSource, encoder: Encoder) -> Reference | No
     return reference if same and dict(reference.encoder) == dict(encoder.identity) else None
 
 
-def image_shape(pipe: DriftPipeline) -> tuple[int, int, int]:
+def image_shape(pipe: DriftPipeline) -> Shape:
     """Return ``(C, H, W)`` of the images of a model, by sampling one."""
     image: Any = pipe(pipe.labels()[:1], seed=0, output="numpy")
     height, width, channels = image.shape[1:]

@@ -63,7 +63,7 @@ class Evaluation:
 
     def score(self, images: ImageSource, key: str) -> dict[str, Any]:
         """Return the metrics of one set of images; an interrupted call with the same key is resumed."""
-        check_shapes(images, self.reference.shape, "the reference")
+        check_shapes(images, self.reference.shape)
         started = time.monotonic()
         partial = None if self.out is None else self.out / f"partial-{_short(key)}"
         sums = accumulate(

@@ -9,9 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from driftgen.errors import InputError, unknown_name
+from driftgen.errors import InputError
 from driftgen.evaluation.encoders import Encoder
-from driftgen.evaluation.image_sources import RealImages, open_real
+from driftgen.evaluation.image_sources import open_real
+from driftgen.evaluation.real_images import run_data
 from driftgen.evaluation.reference import compute_reference
 from driftgen.evaluation.session import (
     choose_encoder,
@@ -24,6 +25,7 @@ from driftgen.evaluation.session import (
 from driftgen.evaluation.sweep import RESULT, Evaluation, check_request, evaluate_images, evaluate_model
 from driftgen.pipeline import DriftPipeline
 from driftgen.support.distributed import Distributed
+from driftgen.support.dtype_names import parse_dtype
 from driftgen.support.progress import track
 
 __all__ = ["format_rows", "run_evaluation", "run_stats"]
@@ -68,7 +70,7 @@ def run_stats(
 
 def run_evaluation(
     source: str,
-    data: str,
+    data: str | None,
     encoder_name: str | None,
     out: Path | None,
     device: str | None,
@@ -82,8 +84,16 @@ def run_evaluation(
     fast: bool = False,
     force: bool = False,
 ) -> dict[str, Any]:
-    """Evaluate a model or a set of images, print a table and return the record."""
+    """Evaluate a model or a set of images, print a table and return the record.
+
+    ``data`` is by default that of the training run.
+    """
     alphas = parse_guidance(guidance)
+    real = data or run_data(source)
+    if real is None:
+        raise InputError(
+            "give --data: real images (folder, .npz, digits), or statistics of driftgen eval stats"
+        )
     processes = Distributed.start(device)
     console = _console(processes)
     try:
@@ -91,11 +101,11 @@ def run_evaluation(
         encoder = choose_encoder(encoder_name, processes.device, force=force, fast=fast)
         pipe, images = None, None
         if is_images(source):
-            images = open_images_like(source, None if data.endswith(".safetensors") else _shape_of(data))
+            images = open_images_like(source, None)
             shape, total = images.shape, images.count
         else:
             pipe = DriftPipeline.from_pretrained(
-                source, device=processes.device, dtype=_dtype(dtype), batch_size=batch_size
+                source, device=processes.device, dtype=parse_dtype(dtype), batch_size=batch_size
             )
             check_request(pipe, samples, alphas)
             shape, total = image_shape(pipe), samples
@@ -104,7 +114,7 @@ def run_evaluation(
             return track(title, count // processes.world_size, metric, console)
 
         reference = open_reference(
-            data, encoder, processes, shape=shape, out=folder, track=follow, force=force
+            real, encoder, processes, shape=shape, out=folder, track=follow, force=force
         )
         rounds = max(1, len(alphas)) if pipe is not None else 1
         with track("evaluating", rounds * total // processes.world_size, "s", console) as on_step:
@@ -187,20 +197,5 @@ def _show(record: Mapping[str, Any], folder: Path, encoder: Encoder) -> None:
     print(folder / RESULT)
 
 
-def _shape_of(data: str) -> tuple[int, int, int]:
-    images: RealImages = open_real(data)
-    images.close()
-    return images.shape
-
-
 def _console(processes: Distributed) -> Console:
     return Console(stderr=True, quiet=not processes.is_main)
-
-
-def _dtype(name: str) -> Any:
-    import torch
-
-    types = {"as saved": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if name not in types:
-        raise unknown_name("dtype", name, types)
-    return types[name]

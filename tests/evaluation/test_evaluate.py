@@ -222,8 +222,8 @@ def _npz(path, side=8, channels=3, count=40):
     [
         (["--encoder", "pixels"], "give --data"),
         (["--data", "digits"], "give --encoder"),
-        (["--data", "nowhere", "--encoder", "pixels"], "no such file"),
-        (["--data", "large.npz", "--encoder", "pixels"], "16x16 with 1 channels, the model has 8x8 with 1"),
+        (["--data", "nowhere", "--encoder", "pixels"], "does not exist"),
+        (["--data", "large.npz", "--encoder", "pixels"], "8x8 images of 1 channel, large.npz holds 16x16"),
         (["--data", "digits", "--encoder", "nowhere.pth"], "is not a file"),
         (
             ["--data", "digits", "--encoder", "pixels", "--guidance", "1,x"],
