@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from driftgen.errors import InputError
 from driftgen.evaluation.encoders import Encoder
@@ -23,27 +24,16 @@ from driftgen.support.atomic_write import atomic_write
 from driftgen.support.distributed import Distributed
 from driftgen.support.signals import handle_signals
 
-__all__ = ["KEPT", "FeatureInput", "Sums", "accumulate"]
+__all__ = ["KEPT", "Sums", "accumulate"]
 
 KEPT = 10_000  # images whose features are stored, for KID, precision, recall, density and coverage
 SAVE_SECONDS = 20.0
 
 
-class FeatureInput(nn.Module):
-    """Stand-in for torchmetrics' network: its input already is the features."""
-
-    def __init__(self, num_features: int) -> None:
-        super().__init__()
-        self.num_features = num_features
-
-    def forward(self, features: Tensor) -> Tensor:
-        return features
-
-
 class Sums:
     """Moments (float64), Inception score sums and stored features of a set of images.
 
-    The Fréchet sums are those of ``torchmetrics``; all of them add up over processes.
+    All of them add up over processes.
 
     Args:
         count: number of images.
@@ -57,7 +47,7 @@ class Sums:
         self.count, self.stored = count, stored
         self.position = torch.full((count,), -1)
         self.position[stored] = torch.arange(len(stored))
-        self.frechet: Any = None
+        self.moments = Moments(0, torch.zeros(0), torch.zeros(0, 0))
         self.features: Tensor | None = None  # [len(stored), D]
         self.score: ScoreSums | None = None
         self.blocks: dict[int, str] = {}  # finished block -> digest of its pixels
@@ -65,11 +55,11 @@ class Sums:
     def update(self, block: int, images: Tensor, features: Tensor, logits: Tensor | None) -> None:
         """Add one block."""
         features = features.to(self.device)
-        if self.frechet is None:
+        if self.features is None:
             self._allocate(features.shape[1])
         if not bool(features.isfinite().all()):
             raise InputError(f"features of images {block * BLOCK} ... hold NaN or infinite values")
-        self.frechet.update(features, real=False)
+        self.moments += Moments.of(features)
         indices = torch.arange(block * BLOCK, block * BLOCK + len(features))
         position = self.position[indices]
         chosen = position >= 0
@@ -81,19 +71,9 @@ class Sums:
         self.blocks[block] = block_digest(images)
 
     def _allocate(self, width: int) -> None:
-        try:
-            from torchmetrics.image.fid import FrechetInceptionDistance
-        except ImportError:
-            raise InputError("evaluation needs torchmetrics: pip install 'driftgen[eval]'") from None
-        # Summed over processes by :meth:`reduce`, in one place with the other sums.
-        self.frechet = FrechetInceptionDistance(FeatureInput(width), sync_on_compute=False).to(self.device)
+        zeros = torch.zeros(width, width, dtype=torch.float64, device=self.device)
+        self.moments = Moments(0, zeros[0].clone(), zeros)
         self.features = torch.zeros(len(self.stored), width, device=self.device)
-
-    @property
-    def moments(self) -> Moments:
-        """Count, Σ f and Σ f fᵀ."""
-        f = self.frechet
-        return Moments(int(f.fake_features_num_samples), f.fake_features_sum, f.fake_features_cov_sum)
 
     @property
     def inception_score(self) -> InceptionScore | None:
@@ -119,15 +99,16 @@ class Sums:
         dist.all_gather_object(gathered, facts, group=processes.group)
         self.blocks = {block: digest for blocks, *_ in gathered for block, digest in blocks.items()}
         widths = [width for _, width, _ in gathered if width is not None]
-        if self.frechet is None:  # a process without a block
+        if self.features is None:  # a process without a block
             self._allocate(widths[0])
         for tensor in self._sums(any(scored for *_, scored in gathered)):
             dist.all_reduce(tensor, group=processes.group)
+        count = sum(min(BLOCK, self.count - block * BLOCK) for block in self.blocks)
+        self.moments = replace(self.moments, count=count)
 
     def _sums(self, scored: bool) -> list[Tensor]:
-        f = self.frechet
         assert self.features is not None
-        sums = [f.fake_features_num_samples, f.fake_features_sum, f.fake_features_cov_sum, self.features]
+        sums = [self.moments.total, self.moments.outer, self.features]
         if scored:
             from driftgen.evaluation.inception import CLASSES
 
@@ -141,14 +122,13 @@ class Sums:
 
     def save(self, path: Path, key: str) -> None:
         """Save the sums of the finished blocks, to resume from."""
-        if self.frechet is None:
+        if self.features is None:
             return
-        f, score = self.frechet, self.score
-        assert self.features is not None
+        moments, score = self.moments, self.score
         tensors = {
-            "count": f.fake_features_num_samples.reshape(1),
-            "total": f.fake_features_sum,
-            "outer": f.fake_features_cov_sum,
+            "count": torch.tensor([moments.count]),
+            "total": moments.total,
+            "outer": moments.outer,
             "features": self.features,
         }
         if score is not None and score.probabilities is not None:
@@ -168,10 +148,7 @@ class Sums:
             return False
         if metadata.get("key") != key:
             return False
-        self._allocate(len(tensors["total"]))
-        f = self.frechet
-        f.fake_features_num_samples = tensors["count"][0]
-        f.fake_features_sum, f.fake_features_cov_sum = tensors["total"], tensors["outer"]
+        self.moments = Moments(int(tensors["count"]), tensors["total"], tensors["outer"])
         self.features = tensors["features"]
         if "probabilities" in tensors:
             self.score = ScoreSums(self.count)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
+from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from driftgen.errors import InputError
 from driftgen.evaluation.accumulate import Sums
 from driftgen.evaluation.density_coverage import density_coverage
 from driftgen.evaluation.encoders import Encoder
@@ -15,7 +19,7 @@ from driftgen.evaluation.frechet import Moments, frechet_distance
 from driftgen.evaluation.precision_recall import precision_recall
 from driftgen.evaluation.reference import Reference
 
-__all__ = ["compare", "expected_bias", "kernel_distance"]
+__all__ = ["compare", "expected_bias", "kernel_distance", "preload"]
 
 KID_SUBSETS, KID_SIZE = 100, 1000
 NEIGHBORS, COVERAGE_NEIGHBORS = 3, 5
@@ -52,15 +56,16 @@ def kernel_distance(real: Tensor, generated: Tensor) -> tuple[float, float]:
 
     Over 100 random subsets of at most 1,000 samples, with a fixed seed.
     """
-    from torchmetrics.image.kid import KernelInceptionDistance
-
-    from driftgen.evaluation.accumulate import FeatureInput
+    try:
+        from torchmetrics.image.kid import KernelInceptionDistance
+    except ImportError:
+        raise InputError("KID needs torchmetrics: pip install 'driftgen[eval]'") from None
 
     size = min(KID_SIZE, len(real), len(generated))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that it stores all features: they are bounded here
         metric = KernelInceptionDistance(
-            FeatureInput(real.shape[1]), subsets=KID_SUBSETS, subset_size=size, sync_on_compute=False
+            _FeatureInput(real.shape[1]), subsets=KID_SUBSETS, subset_size=size, sync_on_compute=False
         ).to(real.device)
     metric.update(real.double(), real=True)
     metric.update(generated.double(), real=False)
@@ -68,6 +73,27 @@ def kernel_distance(real: Tensor, generated: Tensor) -> tuple[float, float]:
         torch.manual_seed(0)
         mean, std = metric.compute()
     return float(mean), float(std)
+
+
+def preload() -> None:
+    """Import torchmetrics in the background: it imports much of what is installed beside it."""
+    threading.Thread(target=_import_torchmetrics, daemon=True).start()
+
+
+def _import_torchmetrics() -> None:
+    with suppress(ImportError):
+        import_module("torchmetrics.image.kid")
+
+
+class _FeatureInput(nn.Module):
+    """Stand-in for torchmetrics' network: its input already is the features."""
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        self.num_features = num_features
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features
 
 
 def expected_bias(count: int, reference: Reference) -> float | None:

@@ -16,7 +16,7 @@ from driftgen.errors import InputError
 from driftgen.evaluation.accumulate import accumulate
 from driftgen.evaluation.encoders import Encoder
 from driftgen.evaluation.image_sources import BLOCK, GeneratedImages, ImageSource, check_shapes
-from driftgen.evaluation.metrics import compare, expected_bias
+from driftgen.evaluation.metrics import compare, expected_bias, preload
 from driftgen.evaluation.reference import Reference
 from driftgen.pipeline import DriftPipeline
 from driftgen.support.atomic_write import atomic_write, make_folder
@@ -64,6 +64,8 @@ class Evaluation:
     def score(self, images: ImageSource, key: str) -> dict[str, Any]:
         """Return the metrics of one set of images; an interrupted call with the same key is resumed."""
         check_shapes(images, self.reference.shape)
+        if not self.quick:
+            preload()
         started = time.monotonic()
         partial = None if self.out is None else self.out / f"partial-{_short(key)}"
         sums = accumulate(

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torchmetrics.image.fid import FrechetInceptionDistance
 
 from driftgen.errors import InputError
 from driftgen.evaluation.frechet import Moments, frechet_distance
@@ -35,6 +36,18 @@ def test_closed_forms():
     # Covariances C and 9 C: tr(C + 9 C − 2 · 3 C) = 4 tr C.
     expected = 4 * a.covariance.trace() + (2 * a.mean).square().sum()
     assert frechet_distance(a, scaled) == pytest.approx(float(expected), rel=1e-9)
+
+
+def test_distance_is_that_of_torchmetrics():
+    g = torch.Generator().manual_seed(2)
+    real, generated = torch.randn(90, 6, generator=g), torch.randn(80, 6, generator=g) * 1.3 + 0.2
+    network = torch.nn.Identity()
+    network.num_features = 6
+    metric = FrechetInceptionDistance(network)
+    metric.update(real, real=True)
+    metric.update(generated, real=False)
+    distance = frechet_distance(Moments.of(generated), Moments.of(real))
+    assert distance == pytest.approx(float(metric.compute()), rel=1e-5)
 
 
 def test_moments_add_up_to_those_of_all_samples():
