@@ -20,7 +20,11 @@ from driftgen.data.images import RealData
 from driftgen.data.in_memory import open_memory
 from driftgen.errors import InputError, unknown_name
 from driftgen.evaluation.digits import evaluate_digits
+from driftgen.evaluation.encoders import load_encoder
+from driftgen.evaluation.image_sources import RealImages
 from driftgen.evaluation.precision_recall import precision_recall
+from driftgen.evaluation.reference import compute_reference
+from driftgen.evaluation.sweep import Evaluation, evaluate_model
 from driftgen.model_io import RUN_MODEL, load_weights, read_config, register_generator, registered_name
 from driftgen.pipeline import DriftPipeline
 from driftgen.support.atomic_write import atomic_write
@@ -101,6 +105,7 @@ class Run:
         samples: int = 1000,
         *,
         space: Literal["pixels", "features"] = "pixels",
+        encoder: str | Path | None = None,
         guidance: float | None = None,
         seed: int = 0,
         k: int = 3,
@@ -111,12 +116,14 @@ class Run:
 
         A run on the packaged digits is measured by :func:`driftgen.evaluation.digits.evaluate_digits`. Any
         other run is measured by precision and recall against as many training samples, which depend on that
-        number and on the space: compare equal settings only.
+        number and on the space: compare equal settings only. With ``encoder``, the metrics are those of
+        ``driftgen eval``: FID with the FID Inception, a Fréchet distance named after any other encoder.
 
         Args:
             samples: number of generated samples, spread evenly over the classes.
             space: distances between samples (``"pixels"``), or between the run's own encoder features,
                 averaged over positions and concatenated (``"features"``).
+            encoder: as in :func:`driftgen.evaluation.encoders.load_encoder`; replaces ``space``.
             guidance: α; the model's default if None.
             seed: seed of the noise and of the choice of training samples.
             k: neighbors that define a manifold.
@@ -128,6 +135,15 @@ class Run:
             raise unknown_name("space", space, ("pixels", "features"))
         real = self._real_data(config, data)
         pipe = self.pipeline(device=device)
+        if encoder is not None:
+            processes = Distributed.start(device or "cpu")
+            loaded = load_encoder(encoder, processes.device)
+            reference = compute_reference(RealImages(real, config.data.path or "data"), loaded, processes)
+            evaluation = Evaluation(reference, loaded, processes, command="driftgen.Run.evaluate")
+            alphas = [] if guidance is None else [guidance]
+            scored = evaluate_model(pipe, evaluation, samples=samples, guidance=alphas, seed=seed)
+            real.close()
+            return self._record({**scored, "figures": _figures(scored["rows"][0])})
         classes = len(real.class_names)
         labels = pipe.labels(list(range(classes)), max(samples, classes))
         output: Literal["latent", "tensor"] = "latent" if config.data.kind == "latents" else "tensor"
@@ -153,10 +169,15 @@ class Run:
             "network_calls_per_image": 1,
             "figures": figures,
         }
+        return self._record(record)
+
+    def _record(self, record: dict[str, Any]) -> dict[str, float]:
+        """Write ``evaluation.json`` and the report, and return the figures."""
         with atomic_write(self.folder / EVALUATION) as scratch:
             scratch.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         if self.write_report is not None:
             self.write_report(self.folder)
+        figures: dict[str, float] = record["figures"]
         return figures
 
     def _train_config(self) -> TrainConfig:
@@ -181,6 +202,10 @@ class Run:
             features = phi.features(batch.to(place))
             rows.append(torch.cat([value.float().mean(dim=1) for value in features.values()], dim=1).cpu())
         return torch.cat(rows)
+
+
+def _figures(row: Mapping[str, Any]) -> dict[str, float]:
+    return {key: float(value) for key, value in row.items() if isinstance(value, int | float)}
 
 
 def start_run(

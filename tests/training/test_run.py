@@ -131,6 +131,11 @@ def test_the_same_numbers_as_the_command(tmp_path, here):
     assert [row["loss"] for row in run.metrics] == [row["loss"] for row in dg.Run(out).metrics]
     figures = run.evaluate(40)
     assert {"precision_heldout", "recall_training", "spread"} <= figures.keys()
+    figures = run.evaluate(40, encoder="pixels")
+    assert {"FD-pixels", "precision", "coverage"} <= figures.keys()
+    record = json.loads((run.folder / "evaluation.json").read_text())
+    assert record["figures"] == figures
+    assert record["evaluator"] == {"encoder": "pixels"}
 
 
 class Items(torch.utils.data.Dataset):
