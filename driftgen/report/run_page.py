@@ -133,8 +133,11 @@ def _evaluation(evaluation: Mapping[str, Any]) -> str:
         duration = "" if time is None else f", {_figure(time)} milliseconds"
         text = f"<p><b>{count} per image{duration}.</b></p>"
     for key in ("evaluator", "hardware", "note"):
-        if isinstance(evaluation.get(key), str):
-            text += f"<p>{key}: {escape(evaluation[key])}</p>"
+        value = evaluation.get(key)
+        if isinstance(value, Mapping):
+            value = ", ".join(f"{name} {entry}" for name, entry in value.items())
+        if isinstance(value, str):
+            text += f"<p>{key}: {escape(value)}</p>"
     return f"<section><h2>Evaluation</h2>{text}{_table(facts)}</section>" if facts or text else ""
 
 
