@@ -87,7 +87,7 @@ def test_one_metric_only(tmp_path):
 
 def test_the_title_names_the_number_of_samples(tmp_path):
     _, svg = draw_sweep([{"guidance": 1, "FID": 2.5, "samples": 50_000}], "FID", tmp_path)
-    assert "guidance sweep, 50,000 samples each" in words(svg)
+    assert "Guidance sweep, 50,000 samples each" in words(svg)
     _, svg = draw_sweep(rows("FID"), "FID", tmp_path)
     assert "guidance sweep" in words(svg)
 
