@@ -89,7 +89,7 @@ def test_the_title_names_the_number_of_samples(tmp_path):
     _, svg = draw_sweep([{"guidance": 1, "FID": 2.5, "samples": 50_000}], "FID", tmp_path)
     assert "Guidance sweep, 50,000 samples each" in words(svg)
     _, svg = draw_sweep(rows("FID"), "FID", tmp_path)
-    assert "guidance sweep" in words(svg)
+    assert "Guidance sweep" in words(svg)
 
 
 def test_wrong_rows(tmp_path):
