@@ -35,10 +35,10 @@ from driftgen.support.distributed import Distributed
 from driftgen.training.build import build_mae
 from driftgen.training.config import PretrainConfig, TrainConfig
 from driftgen.training.ema import EMA
-from driftgen.training.optimizer import clip, learning_rate, make_optimizer
 from driftgen.training.pretrain import Pretraining
 from driftgen.training.recipes import load_recipe, recipe_names
 from driftgen.training.trainer import Training
+from driftgen.training.update import Update
 
 __all__ = [
     "RecipeCase",
@@ -122,7 +122,7 @@ def _write_encoders(folder: Path, config: TrainConfig) -> Iterator[str]:
 
 
 class RecipeStep:
-    """One step of a recipe: load, gradient, clip, AdamW, EMA, as in the training loop."""
+    """One step of a recipe as the training loop runs it: gradient, clip, AdamW, EMA, and the next draw."""
 
     def __init__(self, config: Config, device: torch.device, phases: Phases | None = None) -> None:
         self.config, self.phases, self.notes = config, phases, list[str]()
@@ -134,22 +134,17 @@ class RecipeStep:
                 phases.watch(self.task.generator, self.task.phi, self.task.step.loss)
         else:
             self.task = Pretraining(config, processes)
-        self.parameters = [p for p in self.task.model.parameters() if p.requires_grad]
-        self.optimizer = make_optimizer(self.parameters, config.optim)
         self.ema = EMA(self.task.model, config.ema, warmup=config.ema_warmup)
-        self.losses: list[float] = []
+        self.update = Update(self.task, config.optim, self.ema)
+        self.losses: list[float | None] = []  # None for skipped steps
 
     def run(self) -> None:
         step = len(self.losses)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.config.optim, step)
         self._begin("network" if isinstance(self.task, Pretraining) else "other")
-        self.optimizer.zero_grad()
-        self.losses.append(float(self.task.compute_gradient(step)))
+        gradient = self.update.compute_gradient(step)
         self._begin("optimizer")
-        float(clip(self.parameters, self.config.optim.clip))
-        self.optimizer.step()
-        self.ema.update(self.task.model)
+        loss = None if gradient is None else self.update.apply(step, *gradient)[0]
+        self.losses.append(loss)
 
     def samples(self) -> int:
         return self.task.samples_per_step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,10 +58,29 @@ class ArrayImages:
         self.channels = max(channels, pixels.shape[1])
         self.side = (pixels.shape[2], pixels.shape[3]) if size is None else (size, size)
         self.shape = (self.channels, *self.side)
+        self.levels = to_float(torch.arange(256, dtype=torch.uint8), half).to(pixels.device)
+
+    @property
+    def is_exact_on_gpu(self) -> bool:
+        """True if the augmentation moves pixels without arithmetic, so that a GPU returns the same bits."""
+        changes = self.augment
+        return changes.crop == "center" and not (changes.rotate or changes.zoom or changes.shift)
+
+    def to(self, device: torch.device) -> ArrayImages:
+        """Return the same images on a device, where :meth:`load` then returns its samples.
+
+        Augmentation draws the same numbers on every device. Flips have the same bits; crops and affine
+        transforms are equal up to rounding.
+        """
+        placed = copy.copy(self)
+        placed.pixels, placed.levels = self.pixels.to(device), self.levels.to(device)
+        return placed
 
     def load(self, indices: Tensor, seed: int, first: int = 0) -> Tensor:
         """Load images in [-1, 1]; see :class:`~driftgen.data.images.RealData`."""
-        images = to_float(self.pixels[indices], self.half)
+        pixels = self.pixels[indices.to(self.pixels.device, non_blocking=True)]
+        # A table, because division has other rounding on a GPU than on the CPU.
+        images = self.levels.index_select(0, pixels.flatten().int()).view(pixels.shape)
         if self.augment.crop == "random-resized":
             boxes = random_boxes(
                 self.pixels.shape[2], self.pixels.shape[3], self.augment, seed, first, len(indices)

@@ -33,7 +33,7 @@ def flip_and_warp(images: Tensor, augment: Augment, seed: int, first: int = 0) -
     """Apply random flips and small affine transforms to ``images [n, c, h, w]``; crops are separate."""
     if not (augment.flip or augment.rotate or augment.zoom or augment.shift):
         return images
-    table = uniforms(seed, WARP, first, len(images), 5).float()
+    table = uniforms(seed, WARP, first, len(images), 5).float().to(images.device, non_blocking=True)
     if augment.flip:
         images = torch.where((table[:, 0] < 0.5)[:, None, None, None], images.flip(3), images)
     if augment.rotate or augment.zoom or augment.shift:
@@ -78,7 +78,7 @@ def crop_resize(images: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
     all images at once.
     """
     height, width = images.shape[2:]
-    resized = []
+    boxes, resized = boxes.to(images.device, non_blocking=True), []
     for chunk, box in zip(images.split(1024), boxes.split(1024), strict=True):
         rows = _bicubic(box[:, 1], box[:, 3], height, size[0])[:, None]
         columns = _bicubic(box[:, 0], box[:, 2], width, size[1])[:, None]
@@ -90,8 +90,8 @@ def _bicubic(start: Tensor, length: Tensor, total: int, size: int) -> Tensor:
     """Compute the weights ``[n, size, total]`` of input pixels in each output pixel; 0 outside the box."""
     start, length = start.float()[:, None, None], length.float()[:, None, None]
     stretch = (length / size).clamp(min=1)
-    center = start + (torch.arange(size)[:, None] + 0.5) * length / size
-    pixel = torch.arange(total) + 0.5
+    center = start + (torch.arange(size, device=start.device)[:, None] + 0.5) * length / size
+    pixel = torch.arange(total, device=start.device) + 0.5
     x = ((pixel - center) / stretch).abs()
     near = (1.5 * x - 2.5) * x * x + 1
     far = ((-0.5 * x + 2.5) * x - 4) * x + 2

@@ -43,6 +43,9 @@ class Data(Section):
     limit: Count | None = None  # maximum number of images
     workers: Natural = 2  # decoding processes
     augment: Augment = Augment()
+    # Keep images of an array on the device, and index and augment them there. auto: on a GPU, if they fit
+    # and if nothing but flips is drawn.
+    on_device: bool | Literal["auto"] = "auto"
     memory: InMemory | None = None
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
+from torch import Tensor
 
-__all__ = ["derive_generator", "derive_seed"]
+__all__ = ["RNGState", "derive_generator", "derive_seed"]
 
 
 def derive_seed(*numbers: int) -> int:
@@ -20,3 +23,21 @@ def derive_generator(*numbers: int) -> torch.Generator:
     With such generators a step draws the same in an uninterrupted run, after a resume and in any process.
     """
     return torch.Generator().manual_seed(derive_seed(*numbers))
+
+
+class RNGState(NamedTuple):
+    """State of PyTorch's default generators: that of the CPU, and that of one GPU if there is one."""
+
+    cpu: Tensor
+    cuda: Tensor | None
+
+    @classmethod
+    def save(cls, device: torch.device) -> RNGState:
+        """Return the current state. It lies in host memory, so the GPU is not waited for."""
+        return cls(torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None)
+
+    def restore(self, device: torch.device) -> None:
+        """Set the generators to this state."""
+        torch.set_rng_state(self.cpu)
+        if self.cuda is not None:
+            torch.cuda.set_rng_state(self.cuda, device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,10 +58,10 @@ class EMA:
         self.initial_share = dict.fromkeys(names, 1.0)
         self._averaged: dict[str, AveragedModel] = {}
         for name in names:
-            average = AveragedModel(unwrapped(model), multi_avg_fn=self._average_fn(float(name)))
-            # At n_averaged = 0 the first update would copy the weights instead of averaging them.
-            average.n_averaged.fill_(1)
+            average = AveragedModel(unwrapped(model))
             self._averaged[name] = average.requires_grad_(False).eval()
+        self._trained: _Tensors | None = None
+        self._tensors: dict[str, _Tensors] = {}
 
     @property
     def models(self) -> dict[str, nn.Module]:
@@ -76,10 +76,19 @@ class EMA:
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         """Average the weights; call after each optimizer step."""
-        bare = unwrapped(model)
-        for name, average in self._averaged.items():
-            average.update_parameters(bare)
-            self.initial_share[name] *= decay_at(float(name), self.updates, warmup=self.warmup)
+        # Not AveragedModel.update_parameters: it takes the host milliseconds while the GPU waits.
+        if self._trained is None or self._trained.model is not unwrapped(model):
+            self._trained = _Tensors(unwrapped(model))
+            self._tensors = {name: _Tensors(average) for name, average in self.models.items()}
+        current, buffers = self._trained.parameters(), self._trained.buffers()
+        for name, tensors in self._tensors.items():
+            decay = decay_at(float(name), self.updates, warmup=self.warmup)
+            average = get_ema_multi_avg_fn(decay)
+            for dtype, averaged in tensors.parameters().items():
+                average(averaged, current[dtype], None)
+            for own, buffer in zip(tensors.buffers(), buffers, strict=True):
+                own.copy_(buffer)
+            self.initial_share[name] *= decay
         self.updates += 1
 
     def updates_until(self, name: str, limit: float = INITIAL_SHARE_LIMIT) -> int:
@@ -130,12 +139,33 @@ class EMA:
         shares = {} if record is None else record["initial_share"]
         self.initial_share = {n: shares.get(n, float(n) ** self.updates) for n in self.initial_share}
 
-    def _average_fn(self, decay: float) -> Callable[..., None]:
-        def average(averaged: Any, current: Any, count: Any) -> None:
-            now = decay_at(decay, self.updates, warmup=self.warmup)
-            get_ema_multi_avg_fn(now)(averaged, current, count)
 
-        return average
+class _Tensors:
+    """Parameters and buffers of a model, found without a walk over its modules.
+
+    Holds the modules' own dicts, not the tensors: FSDP replaces parameters while it gathers them.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._parameters = [self._slot(model, name, "_parameters") for name, _ in model.named_parameters()]
+        self._buffers = [self._slot(model, name, "_buffers") for name, _ in model.named_buffers()]
+
+    def parameters(self) -> dict[torch.dtype, list[Tensor]]:
+        """Return the parameters by dtype."""
+        groups: dict[torch.dtype, list[Tensor]] = {}
+        for holder, name in self._parameters:
+            groups.setdefault(holder[name].dtype, []).append(holder[name])
+        return groups
+
+    def buffers(self) -> list[Tensor]:
+        """Return the buffers."""
+        return [holder[name] for holder, name in self._buffers]
+
+    @staticmethod
+    def _slot(model: nn.Module, path: str, kind: str) -> tuple[dict[str, Tensor], str]:
+        module, _, name = path.rpartition(".")
+        return getattr(model.get_submodule(module), kind), name
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,16 +17,16 @@ from driftgen.support.distributed import Distributed
 from driftgen.support.signals import handle_signals
 from driftgen.training.checkpoint import Checkpoint, Checkpoints
 from driftgen.training.ema import EMA, INITIAL_SHARE_LIMIT, unwrapped
-from driftgen.training.optimizer import clip, learning_rate, make_optimizer
+from driftgen.training.optimizer import learning_rate
 from driftgen.training.run_folder import CHECKPOINTS, SAMPLES, append_row, create_run
 from driftgen.training.sharding import gather_state, make_mesh, reshard, shard, shard_like
 from driftgen.training.task import LoopConfig, Task, View
 from driftgen.training.trackers import Trackers
+from driftgen.training.update import Update
 
 __all__ = ["Loop", "Task", "View", "run_task"]
 
 MAX_BAD_STEPS = 3  # in a row
-EXPLODED = 1e6  # times the median gradient norm
 AGREE_EVERY = 10  # steps between collectives that ask whether any process received a signal
 
 
@@ -58,13 +57,11 @@ class Loop:
     def __post_init__(self) -> None:
         self.ema = EMA(self.task.model, self.config.ema, warmup=self.config.ema_warmup)
         self._shard()
-        self.parameters = [p for p in unwrapped(self.task.model).parameters() if p.requires_grad]
-        self.optimizer = make_optimizer(self.parameters, self.config.optim)
+        self.update = Update(self.task, self.config.optim, self.ema, sharded=self.sharded)
         output = self.config.output
         self.trackers = Trackers(self.config, self.folder) if self.distributed.is_main else None
         self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, output.keep_last, output.keep_every)
         self.spent = 0.0  # seconds before the last resume
-        self.norms: list[float] = []
 
     def run(self) -> bool:
         """Run until the last step or a signal; return True if the run is complete."""
@@ -83,7 +80,7 @@ class Loop:
         bad = 0
         with handle_signals(self._stop):
             while self.step < config.optim.steps and not self._should_stop():
-                loss, norm = self._update()
+                loss, norm = self.update(self.step)
                 good = loss is not None
                 bad = 0 if good else bad + 1
                 self.skipped += not good
@@ -168,24 +165,6 @@ class Loop:
         self._last += time.monotonic() - started
         return scores
 
-    def _update(self) -> tuple[float | None, float]:
-        """Run one step; return its loss and gradient norm. The loss of a skipped step is None."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.config.optim, self.step)
-        self.optimizer.zero_grad()
-        try:
-            loss = float(self.task.compute_gradient(self.step))
-        except NotFiniteError:
-            return None, math.nan
-        norm = float(clip(self.parameters, self.config.optim.clip))
-        typical = sorted(self.norms)[len(self.norms) // 2] if len(self.norms) >= 50 else math.inf
-        if not math.isfinite(norm) or not math.isfinite(loss) or norm > EXPLODED * typical:
-            return None, norm
-        self.norms = [*self.norms[-99:], norm]
-        self.optimizer.step()
-        self.ema.update(self.task.model)
-        return loss, norm
-
     def _record(self, loss: float | None, norm: float, scores: Mapping[str, Any]) -> None:
         measured = self.task.measure(self.ema.first)  # a collective: every process takes part
         reshard(self.ema.first)
@@ -246,7 +225,7 @@ class Loop:
         tensors |= {f"model/{k}": v for k, v in unwrapped(self.task.model).state_dict().items()}
         tensors |= {f"ema/{k}": v for k, v in self.ema.state_dict().items()}
         tensors |= {f"task/{k}": v for k, v in self.task.state_dict().items()}
-        for index, state in self.optimizer.state_dict()["state"].items():
+        for index, state in self.update.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer/{index}/{k}": torch.as_tensor(v) for k, v in state.items()}
         tensors["random/cpu"] = torch.get_rng_state()
         if self.distributed.device.type == "cuda":
@@ -258,7 +237,7 @@ class Loop:
                 "step": self.step,
                 "skipped": self.skipped,
                 "seconds": seconds,
-                "norms": self.norms,
+                "norms": self.update.norms,
                 "ema": self.ema.progress(),
                 "config": self.config.model_dump(mode="json"),
             }
@@ -297,16 +276,18 @@ class Loop:
         state: dict[int, dict[str, Tensor]] = {}
         for name, tensor in parts["optimizer"].items():
             index, key = name.split("/", 1)
-            parameter = None if key == "step" else self.parameters[int(index)]
+            parameter = None if key == "step" else self.update.parameters[int(index)]
             # A copy, so that updates do not write to pages mapped from the file.
             state.setdefault(int(index), {})[key] = shard_like(tensor.clone(), parameter)
-        known = self.optimizer.state_dict()
-        self.optimizer.load_state_dict({"state": state, "param_groups": known["param_groups"]})
+        optimizer = self.update.optimizer
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
         torch.set_rng_state(parts["random"]["cpu"].clone())
         if self.distributed.device.type == "cuda" and "cuda" in parts["random"]:
             torch.cuda.set_rng_state(parts["random"]["cuda"].clone(), self.distributed.device)
         self.step, self.skipped = checkpoint.step, int(checkpoint.record["skipped"])
-        self.spent, self.norms = float(checkpoint.record["seconds"]), list(checkpoint.record["norms"])
+        self.spent = float(checkpoint.record["seconds"])
+        self.update.norms = list(checkpoint.record["norms"])
         self.ema.load_progress(checkpoint.record.get("ema"), updates=self.step - self.skipped)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from driftgen.data.placement import is_on_gpu, place_data
 from driftgen.data.prefetch import Prefetcher
 from driftgen.errors import InputError
 from driftgen.features.resnet_mae import MAEOutput
@@ -72,7 +73,8 @@ class Pretraining:
         self.config, self.distributed, self.name = config, distributed, name
         if config.output.eval_every is not None:
             raise InputError("output.eval_every evaluates generators: remove it, driftgen train takes it")
-        self.data = open_data(config.data, parts.data)
+        device = distributed.device
+        self.data = place_data(open_data(config.data, parts.data), config.data, device)
         torch.manual_seed(derive_seed(config.seed, WEIGHTS))
         self.tokenizer = make_tokenizer(config.tokenizer, distributed.device)
         shape = self.data.shape
@@ -101,8 +103,9 @@ class Pretraining:
         self.health = Health()
         self.batch_metrics: dict[str, Tensor] = {}
         self.probe = self._draw_probe()
+        self._ahead: tuple[int, MaskedBatch] | None = None  # the step drawn ahead
         # A thread loads the next batch while the GPU computes, or while worker processes decode files.
-        ahead = on_gpu or getattr(self.data, "decodes", False)
+        ahead = (on_gpu and not is_on_gpu(self.data)) or getattr(self.data, "decodes", False)
         self.prefetcher: Prefetcher[MaskedBatch] | None = Prefetcher() if ahead else None
         # The host needs longer for about 800 launches than the GPU for their work.
         self.graphed: GraphedStep[MaskedBatch, MAEOutput] | None = None
@@ -122,7 +125,8 @@ class Pretraining:
     def compute_gradient(self, step: int) -> Tensor:
         """See :class:`~driftgen.training.task.Task`, here and below."""
         config = self.config
-        batch = self._move(self._take(step), derive_seed(config.seed, step, AUGMENT), self.rows.start)
+        ahead, self._ahead = self._ahead, None
+        batch = ahead[1] if ahead is not None and ahead[0] == step else self._draw(step)
         weight = classification_weight(config.mae, step, config.optim.steps)
         self.batch_metrics = {}
         if self.graphed is not None:
@@ -136,6 +140,10 @@ class Pretraining:
             total += out.loss.detach() * share
             self._add_metrics(out, share)
         return total
+
+    def draw_ahead(self, step: int) -> None:
+        """See :class:`~driftgen.training.task.DrawsAhead`; nothing is drawn from default generators."""
+        self._ahead = step, self._draw(step)
 
     def _step(self, batch: MaskedBatch, share: float = 1.0) -> MAEOutput:
         """Add the gradient of the loss, times ``share``, to ``.grad``."""
@@ -209,6 +217,11 @@ class Pretraining:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore nothing: step and seed determine every draw."""
 
+    def _draw(self, step: int) -> MaskedBatch:
+        """Return the batch of a step on the device."""
+        seed = derive_seed(self.config.seed, step, AUGMENT)
+        return self._move(self._take(step), seed, self.rows.start)
+
     def _take(self, step: int) -> MaskedBatch:
         """Return the batch of a step on the host, and start to load the next one."""
         if self.prefetcher is None:
@@ -225,7 +238,8 @@ class Pretraining:
         mask = self._draw_mask(config.batch_size, images, step, MASK)[self.rows]
         labels = self.data.labels[chosen]
         if self.distributed.device.type == "cuda":
-            return MaskedBatch(*(tensor.pin_memory() for tensor in (images, mask, labels)))
+            batch = (t if t.is_cuda else t.pin_memory() for t in (images, mask, labels))
+            return MaskedBatch(*batch)
         return MaskedBatch(images, mask, labels)
 
     def _draw_probe(self) -> MaskedBatch:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 from driftgen.training.config import Optimizer, Output
 
-__all__ = ["LoopConfig", "Task", "View"]
+__all__ = ["DrawsAhead", "LoopConfig", "Task", "View"]
 
 
 class Task(Protocol):
@@ -84,6 +84,20 @@ class Task(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore the state of :meth:`state_dict`."""
+        ...
+
+
+@runtime_checkable
+class DrawsAhead(Protocol):
+    """A task that draws the inputs of the next step while the GPU computes the current one."""
+
+    def draw_ahead(self, step: int) -> None:
+        """Draw the inputs of a step, for the next call of ``compute_gradient``.
+
+        Called after the gradient of the step before is queued, and before the host waits for it. RNG states
+        must be those of a task that draws in ``compute_gradient``; :class:`driftgen.support.rng.RNGState`
+        saves and restores them. A checkpoint may be written between the two calls.
+        """
         ...
 
 

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
 from driftgen.data.class_batches import StepSizes, open_source
+from driftgen.data.placement import is_on_gpu, place_data
 from driftgen.drift.guidance import sample_alpha
 from driftgen.drift.loss import DriftingLoss
 from driftgen.errors import InputError
@@ -21,7 +22,7 @@ from driftgen.pipeline import DriftPipeline
 from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.distributed import Distributed
 from driftgen.support.images import contact_sheet, to_pil, to_uint8
-from driftgen.support.rng import derive_generator, derive_seed
+from driftgen.support.rng import RNGState, derive_generator, derive_seed
 from driftgen.training.build import (
     NO_PARTS,
     Parts,
@@ -71,9 +72,11 @@ class Training:
     ) -> None:
         self.config, self.distributed, self.name = config, distributed, name
         device, batch = distributed.device, config.batch
-        self.data = open_data(config.data, parts.data)
+        queue = config.queue.kind == "queue"
+        self.data = place_data(open_data(config.data, parts.data), config.data, device, queue=queue)
         sizes = StepSizes(batch.classes, batch.positives, batch.unconditional)
-        self.source = open_source(self.data, sizes, config.queue, config.seed, ahead=device.type == "cuda")
+        ahead = device.type == "cuda" and not is_on_gpu(self.data)
+        self.source = open_source(self.data, sizes, config.queue, config.seed, ahead=ahead)
         self.tokenizer = make_tokenizer(config.tokenizer, device)
         torch.manual_seed(derive_seed(config.seed, WEIGHTS))
         self.generator = build_generator(
@@ -116,6 +119,7 @@ class Training:
         untrained = [entry.name for entry, encoder in encoders if never_trained(encoder)]
         self.health = Health(config.loss.temperatures, untrained)
         self.last: tuple[StepInputs, StepOutput] | None = None
+        self._ahead: tuple[int, StepInputs, RNGState] | None = None  # the step drawn ahead
         self.parts, self.info = parts, info
         self.evaluation: RunEvaluation | None = None
 
@@ -141,11 +145,8 @@ class Training:
             _seed(device, derive_seed(config.seed, step, NOISE, position))
             noise.append(self.generator.sample_noise(config.batch.generated))  # type: ignore[operator]
         return guided_inputs(
-            tree_map(lambda *parts: torch.cat(parts).to(device, non_blocking=True), *noise),
-            real.labels.to(device, non_blocking=True),
-            alpha[self.part].to(device, non_blocking=True),
-            real.positives.to(device, non_blocking=True),
-            real.unconditional.to(device, non_blocking=True),
+            tree_map(lambda *parts: _move(torch.cat(parts), device), *noise),
+            *(_move(t, device) for t in (real.labels, alpha[self.part], real.positives, real.unconditional)),
             generated=config.batch.generated,
         )
 
@@ -155,10 +156,23 @@ class Training:
 
     def compute_gradient(self, step: int) -> Tensor:
         """See :class:`~driftgen.training.task.Task`, here and below."""
-        inputs = self.draw(step)
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead[0] != step:
+            inputs = self.draw(step)
+        else:
+            _, inputs, random = ahead
+            random.restore(self.distributed.device)  # networks may draw, for example for dropout
         output = self.compute(inputs)
         self.last = inputs, output
         return output.loss
+
+    def draw_ahead(self, step: int) -> None:
+        """See :class:`~driftgen.training.task.DrawsAhead`."""
+        device = self.distributed.device
+        before = RNGState.save(device)
+        inputs = self.draw(step)
+        self._ahead = step, inputs, RNGState.save(device)
+        before.restore(device)
 
     def measure(self, averaged: nn.Module) -> dict[str, Any]:
         """Return metrics of the last step.
@@ -324,6 +338,13 @@ def memory_advice(config: TrainConfig) -> str:
 def _origin(config: TrainConfig) -> dict[str, str]:
     """Return the record of the initial weights, for the header of the metrics and the model card."""
     return {} if config.init is None else {"init": config.init}
+
+
+def _move(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to the device without waiting for it, which takes pinned host memory."""
+    if device.type == "cuda" and not tensor.is_cuda:
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def _seed(device: torch.device, seed: int) -> None:

@@ -37,7 +37,7 @@ def run_and_look(self):
     if self.config.task == "train":
         parts |= {f"encoder {i}": e for i, e in enumerate(self.task.phi.encoders)}
     shares = {name: held(part.state_dict().values()) for name, part in parts.items()}
-    shares["optimizer"] = held(s["exp_avg"] for s in self.optimizer.state.values())
+    shares["optimizer"] = held(s["exp_avg"] for s in self.update.optimizer.state.values())
     self.folder.with_name(f"{self.folder.name}.{self.distributed.rank}.json").write_text(json.dumps(shares))
     return done
 
