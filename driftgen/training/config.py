@@ -117,7 +117,9 @@ class Batch(Section):
 
 
 class Optimizer(Section):
-    """AdamW. The learning rate rises linearly from 1e-6 to ``lr`` over ``warmup`` steps, then stays."""
+    """AdamW. The learning rate rises linearly from 1e-6 to ``lr`` over ``warmup`` steps, then follows
+    ``schedule``.
+    """
 
     lr: Positive = 2e-4
     betas: tuple[Share, Share] = (0.9, 0.95)
@@ -125,6 +127,10 @@ class Optimizer(Section):
     warmup: Natural = 5000
     clip: Positive = 2.0
     steps: Count = 30_000
+    # decay: constant, then linear over the last decay_share of the steps; cosine: over all steps after warmup
+    schedule: Literal["constant", "cosine", "decay"] = "constant"
+    final_lr: Share = 0.0  # rate at the end of the schedule, as a share of lr
+    decay_share: Annotated[float, Field(gt=0, le=1)] = 0.2
 
 
 class Output(Section):

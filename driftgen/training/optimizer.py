@@ -1,7 +1,8 @@
-"""The update: gradient clipping by global norm, AdamW, learning rate warm-up."""
+"""Gradient clipping by global norm, AdamW, and the learning rate of each step."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -30,10 +31,28 @@ def make_optimizer(parameters: Iterable[nn.Parameter], config: Optimizer) -> tor
 
 
 def learning_rate(config: Optimizer, step: int) -> float:
-    """Return the rate of update number ``step``: linear from 1e-6, then constant after ``warmup``."""
-    if step >= config.warmup:
-        return config.lr
-    return FIRST_RATE + (config.lr - FIRST_RATE) * step / config.warmup
+    """Return the rate of update number ``step``: linear from 1e-6 to ``lr`` over ``warmup``, then a schedule.
+
+    With n = ``steps``, w = ``warmup``, s = ``decay_share`` and f = ``final_lr``, the schedule is ``lr`` times
+
+    - constant: 1,
+    - decay: 1 - (1 - f) max(0, step - (1 - s) n) / (s n),
+    - cosine: f + (1 - f) (1 + cos(π (step - w) / (n - w))) / 2.
+
+    Both reach the share f after the last update. A warm-up that reaches into the decay is multiplied by it.
+    """
+    rate = config.lr
+    if step < config.warmup:
+        rate = FIRST_RATE + (config.lr - FIRST_RATE) * step / config.warmup
+    return rate if config.schedule == "constant" else rate * _share(config, step)
+
+
+def _share(config: Optimizer, step: int) -> float:
+    """Return the rate of a schedule as a share of ``lr``."""
+    length = config.decay_share * config.steps if config.schedule == "decay" else config.steps - config.warmup
+    progress = min(1.0, max(0.0, step - (config.steps - length)) / length) if length > 0 else 0.0
+    fall = progress if config.schedule == "decay" else (1 - math.cos(math.pi * progress)) / 2
+    return 1 - (1 - config.final_lr) * fall
 
 
 def clip(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:

@@ -39,6 +39,7 @@ def test_an_older_checkpoint_resumes_as_it_would_have_gone_on(tmp_path):
     shutil.copytree(OLDER, folder)
     config, view = load_recipe(str(folder / "config.yaml"), [], "train"), Silent()
     assert config.ema_warmup  # the default of a new run; the run itself started without
+    assert config.optim.schedule == "constant"
     assert train(config, folder, Distributed.start("cpu"), view)
     assert any("after step 10" in line for line in view.said)
     expected = json.loads((OLDER / "expected.json").read_text())

@@ -96,6 +96,36 @@ def test_learning_rates(name):
         assert learning_rate(config, int(step)) == pytest.approx(want, rel=1e-4)
 
 
+def test_a_decay_is_constant_and_then_linear():
+    config = Optimizer(lr=3e-4, warmup=100, steps=1000, schedule="decay", decay_share=0.2, final_lr=0.1)
+    constant = Optimizer(lr=3e-4, warmup=100, steps=1000)
+    assert all(learning_rate(config, t) == learning_rate(constant, t) for t in range(801))
+    for t in (801, 850, 900, 999):
+        assert learning_rate(config, t) == pytest.approx(3e-4 * (1 - 0.9 * (t - 800) / 200))
+    assert learning_rate(config, 1000) == pytest.approx(3e-5)
+    assert learning_rate(config, 5000) == pytest.approx(3e-5)  # a finished run that is extended by mistake
+
+
+def test_a_cosine_falls_after_the_warmup():
+    config = Optimizer(lr=3e-4, warmup=100, steps=900, schedule="cosine", final_lr=0.2)
+    assert learning_rate(config, 50) == learning_rate(Optimizer(lr=3e-4, warmup=100), 50)
+    assert learning_rate(config, 100) == 3e-4
+    for t, share in ((300, 0.2 + 0.8 * (1 + 0.5**0.5) / 2), (500, 0.6), (900, 0.2)):
+        assert learning_rate(config, t) == pytest.approx(3e-4 * share)
+    rates = [learning_rate(config, t) for t in range(100, 901)]
+    assert rates == sorted(rates, reverse=True)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "decay"])
+def test_a_warmup_longer_than_the_run_has_no_schedule_to_fall(schedule):
+    """Short trials of a recipe keep its warm-up."""
+    config = Optimizer(warmup=5000, steps=20, schedule=schedule)
+    constant = [learning_rate(Optimizer(warmup=5000, steps=20), t) for t in range(20)]
+    rates = [learning_rate(config, t) for t in range(20)]
+    assert rates[:17] == constant[:17]
+    assert all(0 < rate <= most for rate, most in zip(rates, constant, strict=True))
+
+
 @pytest.mark.parametrize("micro", [2, 4, 6])
 @pytest.mark.parametrize("unconditional", [0, 3])
 def test_exact_parts_give_the_gradient_of_the_whole(micro, unconditional):
