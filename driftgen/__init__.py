@@ -68,6 +68,7 @@ def train(
     generator: Any = None,
     encoders: Any = None,
     init: str | Path | None = None,
+    state: str | Path | None = None,
     device: str | torch.device | None = None,
     name: str | None = None,
     override: bool = False,
@@ -92,6 +93,8 @@ def train(
             switches), or paths of saved encoders. Modules are frozen in place.
         init: initial weights of the generator, from any model that :func:`load_model` loads. Not used if
             ``out`` has a checkpoint.
+        state: a compact state of ``driftgen convert state`` to resume from. Not used if ``out`` has a
+            checkpoint.
         device: ``"cpu"`` or ``"cuda"``; a GPU if there is one and this is None.
         name: name of the run in its report; that of the recipe if None.
         override: resume a run although its configuration differs.
@@ -107,6 +110,7 @@ def train(
         generator=generator,
         encoders=encoders,
         init=init,
+        state=state,
         device=device,
         name=name,
         override=override,
@@ -118,6 +122,7 @@ def pretrain(
     out: str | Path | None = None,
     *,
     data: Any = None,
+    state: str | Path | None = None,
     device: str | torch.device | None = None,
     name: str | None = None,
     override: bool = False,
@@ -125,7 +130,15 @@ def pretrain(
 ) -> Run:
     """Train an encoder (a masked autoencoder), as ``driftgen pretrain`` does. See :func:`train`."""
     return _start_run(
-        "pretrain", recipe, out, changes, data=data, device=device, name=name, override=override
+        "pretrain",
+        recipe,
+        out,
+        changes,
+        data=data,
+        state=state,
+        device=device,
+        name=name,
+        override=override,
     )
 
 

@@ -72,7 +72,8 @@ def sample(
 
 
 convert = typer.Typer(
-    help="Convert the authors' released artifacts to saved models, and back.", no_args_is_help=True
+    help="Convert models and training states: the authors' artifacts, shards, compact states.",
+    no_args_is_help=True,
 )
 
 
@@ -96,3 +97,40 @@ def to_official(
     from driftgen import model_io
 
     print(model_io.to_official(folder, out))
+
+
+@convert.command()
+def shards(
+    model: Annotated[str, typer.Argument(help="Saved model, training run, or hub name.", show_default=False)],
+    out: Target,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or as saved.")] = "bfloat16",
+    max_shard_size: Annotated[str, typer.Option(help="Largest weight file.")] = "16MB",
+) -> None:
+    """Save a model in small files, for example to continue its training with --init."""
+    from driftgen.support.dtype_names import parse_dtype
+    from driftgen.training.model_shards import save_shards
+
+    print(save_shards(model, out, dtype=parse_dtype(dtype), max_shard_size=max_shard_size))
+
+
+@convert.command()
+def state(
+    run: Annotated[Path, typer.Argument(help="Folder of a training run.", show_default=False)],
+    out: Target,
+    max_size: Annotated[
+        str | None, typer.Option(help="Size of all files, such as 60MB: as many bits as fit.")
+    ] = None,
+    bits: Annotated[
+        int | None, typer.Option(help="Bits per weight: 32, 24, 16, 8. Default: as fit, or 24.")
+    ] = None,
+    max_shard_size: Annotated[str, typer.Option(help="Largest file.")] = "16MB",
+) -> None:
+    """Save the newest checkpoint of a run in few bits, to resume with --state elsewhere.
+
+    Weights, averages and moments are rounded. Step, RNG and queue states are exact.
+    """
+    from driftgen.report.state_size import show_state
+    from driftgen.training.compact_state import write_state
+
+    report = write_state(run, out, bits=bits, max_size=max_size, max_shard_size=max_shard_size, on_try=print)
+    print(show_state(report, out))

@@ -34,11 +34,18 @@ Init = Annotated[
 ]
 
 
+State = Annotated[
+    Path | None,
+    typer.Option(help="Resume from this compact state of driftgen convert state, in a new folder."),
+]
+
+
 def train(
     recipe: Recipe,
     changes: Changes = None,
     out: RunFolder = None,
     init: Init = None,
+    state: State = None,
     override: Override = False,
     show: Show = False,
     device: Device = None,
@@ -48,19 +55,20 @@ def train(
     Several GPUs: torchrun --nproc-per-node 8 -m driftgen train RECIPE
     """
     start = [] if init is None else [f"init={init}"]
-    _start("train", recipe, [*(changes or []), *start], out, override, show, device)
+    _start("train", recipe, [*(changes or []), *start], out, state, override, show, device)
 
 
 def pretrain(
     recipe: Recipe,
     changes: Changes = None,
     out: RunFolder = None,
+    state: State = None,
     override: Override = False,
     show: Show = False,
     device: Device = None,
 ) -> None:
     """Train an encoder (a masked autoencoder) for the loss of a generator."""
-    _start("pretrain", recipe, changes, out, override, show, device)
+    _start("pretrain", recipe, changes, out, state, override, show, device)
 
 
 def encode(
@@ -133,6 +141,7 @@ def _start(
     recipe: str,
     changes: list[str] | None,
     out: Path | None,
+    state: Path | None,
     override: bool,
     show: bool,
     device: str | None,
@@ -145,7 +154,8 @@ def _start(
         return
     name = Path(recipe).stem
     start = driftgen.train if task == "train" else driftgen.pretrain
-    run = start(config, out or Path("runs") / name, name=name, override=override, device=device)
+    folder = out or Path("runs") / name
+    run = start(config, folder, name=name, state=state, override=override, device=device)
     if not run.complete:
         raise typer.Exit(130)
     if os.environ.get("RANK", "0") == "0":

@@ -33,12 +33,13 @@ from driftgen.support.provenance import provenance
 from driftgen.support.rng import derive_generator
 from driftgen.training.build import NO_PARTS, Parts, build_features, make_tokenizer
 from driftgen.training.checkpoint import Checkpoints
+from driftgen.training.compact_state import place_state
 from driftgen.training.config import MODULE, PretrainConfig, TrainConfig
 from driftgen.training.metrics_file import read_metrics
 from driftgen.training.pretrain import pretrain
 from driftgen.training.recipes import load_recipe, to_yaml
 from driftgen.training.run_evaluation import open_without_augmentation
-from driftgen.training.run_folder import CHECKPOINTS, CONFIG, METRICS
+from driftgen.training.run_folder import CHECKPOINTS, CONFIG, METRICS, check_run
 from driftgen.training.task import View
 from driftgen.training.trainer import train
 
@@ -220,6 +221,7 @@ def start_run(
     generator: Any = None,
     encoders: Any = None,
     init: str | Path | None = None,
+    state: str | Path | None = None,
     device: str | torch.device | None = None,
     override: bool = False,
     changes: Mapping[str, Any] | None = None,
@@ -243,6 +245,8 @@ def start_run(
         console = Console(stderr=True, highlight=False, quiet=not processes.is_main)
         with view(str(folder), config.optim.steps, temperatures, console=console) as shown:
             options: dict[str, Any] = {"name": name, "override": override, "report": report, "parts": parts}
+            if state is not None:
+                _place_state(state, folder, config, override, processes, shown)
             if isinstance(config, TrainConfig):
                 config = _recorded_init(config, folder, shown)
                 complete = train(config, folder, processes, shown, **options)
@@ -350,6 +354,20 @@ def _register_own(network: nn.Module) -> None:
     cls = type(network)
     if registered_name(cls) is None and callable(getattr(cls, "sample_noise", None)):
         register_generator(cls.__name__, cls)
+
+
+def _place_state(
+    state: str | Path, folder: Path, config: Config, override: bool, processes: Distributed, view: View
+) -> None:
+    """Place a compact state into the run's folder, if the run has this configuration."""
+    if processes.is_main:
+        path = Path(state) / CONFIG
+        if path.is_file() and not Checkpoints(folder / CHECKPOINTS).steps:
+            if isinstance(config, TrainConfig) and config.init is None:
+                config = config.model_copy(update={"init": getattr(load_recipe(path), "init", None)})
+            check_run(Path(state), config, override=override)
+        place_state(state, folder, view)
+    processes.barrier()
 
 
 def _recorded_init(config: TrainConfig, folder: Path, view: View) -> TrainConfig:

@@ -1,0 +1,40 @@
+"""Save a model again in small files of another dtype."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from driftgen.errors import InputError
+from driftgen.generators.base import Generator
+from driftgen.model_io import load_any, save_model
+from driftgen.pipeline import DriftPipeline
+from driftgen.support.sizes import parse_size
+
+__all__ = ["save_shards"]
+
+
+def save_shards(
+    source: str | Path,
+    out: str | Path,
+    *,
+    dtype: torch.dtype | None = torch.bfloat16,
+    max_shard_size: int | str = "16MB",
+) -> Path:
+    """Save a generator with its tokenizer, or an encoder, in shards, and return the folder.
+
+    Args:
+        source: as in :func:`driftgen.load_model`; of a run, its first average.
+        out: new or empty folder.
+        dtype: of the weights; as saved if None.
+        max_shard_size: largest weight file, in bytes or as text.
+    """
+    parse_size(max_shard_size, "max_shard_size")  # before anything is loaded
+    if Path(out).exists() and any(Path(out).iterdir()):
+        raise InputError(f"{out} exists and is not an empty folder: choose another one")
+    model, _, facts = load_any(source)
+    if isinstance(model, Generator):
+        pipe = DriftPipeline.from_pretrained(source)
+        return pipe.save_pretrained(out, dtype=dtype, max_shard_size=max_shard_size)
+    return save_model(model, out, dtype=dtype, max_shard_size=max_shard_size, **facts)
