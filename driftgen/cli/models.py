@@ -121,7 +121,7 @@ def state(
         str | None, typer.Option(help="Size of all files, such as 60MB: as many bits as fit.")
     ] = None,
     bits: Annotated[
-        int | None, typer.Option(help="Bits per weight: 32, 24, 16, 8. Default: as fit, or 24.")
+        int | None, typer.Option(help="Bits per weight: 32, 24, 16, 8, 7. Default: as fit, or 24.")
     ] = None,
     max_shard_size: Annotated[str, typer.Option(help="Largest file.")] = "16MB",
 ) -> None:

@@ -88,7 +88,7 @@ def write_state(
     Args:
         run: folder of the run.
         out: folder of the state; a state in it is replaced when the new one is complete.
-        bits: per weight: 32, 24, 16 or 8. None takes the most that fit into ``max_size``, 24 without it.
+        bits: per weight: 32, 24, 16, 8 or 7. None takes the most that fit into ``max_size``, 24 without it.
         max_size: of all files, in bytes or as text such as ``"60MB"``.
         max_shard_size: of one file.
         on_try: called with one line for each number of bits that does not fit.

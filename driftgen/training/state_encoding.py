@@ -38,6 +38,7 @@ LEVELS = (
     Level(24, "float24", "linear8", "log8", "linear8"),
     Level(16, "float16", "linear4", "log4", "linear8"),
     Level(8, "linear8", "zero", "mean", "linear4"),
+    Level(7, "linear7", "zero", "mean", "linear3"),
 )
 
 

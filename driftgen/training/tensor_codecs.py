@@ -1,6 +1,6 @@
 """Lossy codecs for tensors of a training state. Each one maps float32 values to bytes and back.
 
-A block is 128 consecutive values of the flattened tensor. Every codec returns as many bytes as the number of
+A block is 256 consecutive values of the flattened tensor. Every codec returns as many bytes as the number of
 values determines, so that nothing but the codec's name and the shape is needed to decode.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 __all__ = ["CODECS", "Codec"]
 
-BLOCK = 128
+BLOCK = 256
 SMALLEST = torch.finfo(torch.float32).tiny
 
 
@@ -43,7 +43,7 @@ class Codec(NamedTuple):
         if self.kind == "log":
             return _encode_log(flat, self.bits)
         if self.kind == "mean":
-            return _to_planes(_blocks(flat).sum(1) / _counts(len(flat)), 4)
+            return _encode_float(_blocks(flat).sum(1) / _counts(len(flat)), 2)
         return torch.empty(0, dtype=torch.uint8)
 
     def decode(self, stored: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -56,7 +56,7 @@ class Codec(NamedTuple):
         elif self.kind == "log":
             flat = _decode_log(stored, n, self.bits)
         elif self.kind == "mean":
-            flat = _from_planes(stored, math.ceil(n / BLOCK), 4).repeat_interleave(BLOCK)[:n]
+            flat = _from_planes(stored, math.ceil(n / BLOCK), 2).repeat_interleave(BLOCK)[:n]
         else:
             flat = torch.zeros(n)
         return flat.view(shape)
@@ -67,16 +67,29 @@ class Codec(NamedTuple):
         if self.kind == "float":
             return n * self.bits // 8
         if self.kind == "linear":
-            return 2 * blocks + math.ceil(n * self.bits / 8)
+            return 2 * blocks + _packed_length(n, self.bits)
         if self.kind == "log":
-            return 8 * blocks + math.ceil(n * self.bits / 8)
-        return 4 * blocks if self.kind == "mean" else 0
+            return 8 * blocks + _packed_length(n, self.bits)
+        return 2 * blocks if self.kind == "mean" else 0
 
 
 CODECS = {
     name: Codec(name.rstrip("0123456789"), int("".join(c for c in name if c.isdigit()) or 0))
     for name in (
-        *("float32", "float24", "float16", "linear8", "linear4", "log16", "log8", "log4", "mean", "zero"),
+        *(
+            "float32",
+            "float24",
+            "float16",
+            "linear8",
+            "linear7",
+            "linear4",
+            "linear3",
+            "log16",
+            "log8",
+            "log4",
+            "mean",
+            "zero",
+        ),
     )
 }
 
@@ -102,7 +115,7 @@ def _from_planes(stored: Tensor, n: int, planes: int) -> Tensor:
 
 
 def _blocks(flat: Tensor) -> Tensor:
-    """Return ``[blocks, 128]``; the last block is filled up."""
+    """Return ``[blocks, 256]``; the last block is filled up."""
     return F.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK)
 
 
@@ -156,13 +169,20 @@ def _decode_log(stored: Tensor, n: int, bits: int) -> Tensor:
 
 
 def _pack(codes: Tensor, bits: int) -> Tensor:
-    """Pack codes of 4, 8 or 16 bits."""
+    """Return codes of 16 bits as two bytes, of 4 bits as half a byte, and of others as one byte each.
+
+    The bytes are deflated later: a Huffman code of 3 bits takes no more than 3 bits.
+    """
     if bits == 16:
         return torch.cat([codes >> 8, codes & 255]).to(torch.uint8)
     if bits == 4:
         pairs = F.pad(codes, (0, len(codes) % 2)).view(-1, 2)
         codes = pairs[:, 0] << 4 | pairs[:, 1]
     return codes.to(torch.uint8)
+
+
+def _packed_length(n: int, bits: int) -> int:
+    return 2 * n if bits == 16 else math.ceil(n / 2) if bits == 4 else n
 
 
 def _unpack(stored: Tensor, n: int, bits: int) -> Tensor:
