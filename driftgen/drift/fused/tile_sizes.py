@@ -52,30 +52,32 @@ class Tile:
         return {"num_warps": self.warps, "num_stages": self.stages, "maxnreg": self.registers}
 
 
-# By kernel. Products on tensor cores need at least 64 rows to be as fast as they can be.
+# By kernel. Tensor cores need 64 rows for each four warps. One row of a wide product is not enough for eight
+# warps, so that products of distances with 64 columns are bound by instructions: wide vectors use 128.
 TILES: dict[str, tuple[Tile, ...]] = {
-    "center": (Tile(rows=32, inner=64),),
+    "center": (Tile(rows=32),),
     "norms": (Tile(),),
     "scale": (
-        Tile(rows=128, columns=64, inner=64, warps=4),
-        Tile(rows=128, columns=128, inner=64, warps=8, from_width=128),
+        Tile(rows=128, columns=64, warps=4),
+        Tile(rows=128, columns=128, warps=8, from_width=128),
     ),
     "softmax": (
-        Tile(rows=128, columns=64, inner=64, warps=8),
-        Tile(rows=128, columns=128, inner=64, warps=8, from_width=256),
+        Tile(rows=128, columns=64, warps=8),
+        Tile(rows=128, columns=128, warps=8, from_width=256),
     ),
     "affinity": (
-        Tile(rows=128, columns=64, inner=64, warps=8),
-        Tile(rows=128, columns=128, inner=64, warps=8, from_width=256),
+        Tile(rows=128, columns=64, warps=8),
+        Tile(rows=128, columns=128, warps=8, from_width=256),
     ),
     "products": (
-        Tile(rows=64, columns=64, inner=64, outer=64, defer=True, warps=4),
-        Tile(rows=64, columns=64, inner=64, outer=128, warps=4, from_width=65),
+        Tile(rows=64, columns=64, outer=64, defer=True, warps=4),
+        Tile(rows=64, columns=64, outer=128, warps=8, from_width=65),
+        Tile(rows=64, columns=128, outer=128, warps=8, from_width=256),
     ),
     "gradient": (
-        Tile(rows=64, columns=64, inner=64, outer=64, warps=4),
-        Tile(rows=64, columns=64, inner=64, outer=128, warps=4, from_width=65),
-        Tile(rows=64, columns=64, inner=64, outer=256, warps=8, from_width=129),
+        Tile(rows=64, columns=64, outer=64, warps=4),
+        Tile(rows=64, columns=64, inner=128, outer=128, warps=4, from_width=65),
+        Tile(rows=64, columns=128, outer=256, warps=8, from_width=129),
     ),
 }
 # If distances are computed from differences, in float32.
