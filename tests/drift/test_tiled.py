@@ -62,7 +62,8 @@ def kernel_names(direct, defer):
 
 
 def test_several_tiles(tiles, launched):
-    gen, neg, pos = samples("random", (17, 2, 17), 34, groups=1, dtype=torch.bfloat16)
+    tiles(inner=64, outer=64)
+    gen, neg, pos = samples("random", (17, 2, 3), 34, groups=1, dtype=torch.bfloat16)
     compare(gen, pos, neg, twin.release_loss, temperatures=(0.05, 0.2))
     assert launched == kernel_names(direct=False, defer=False)
 
@@ -88,7 +89,7 @@ def test_deferred_sums(kind, dtype, tiles, launched):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("width", [1, 16, 33, 70])
+@pytest.mark.parametrize("width", [1, 33, 70])
 def test_widths(width, dtype, tiles):
     gen, neg, pos = samples("random", SIZES, width, groups=1, dtype=dtype)
     compare(gen, pos, neg, twin.release_loss)
@@ -96,8 +97,17 @@ def test_widths(width, dtype, tiles):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("convention", ["release", "paper"])
-@pytest.mark.parametrize("shape", [(16, 32), (32, 16), (16, 16)], ids=str)
-@pytest.mark.parametrize("sizes", [(16, 0, 16), (17, 16, 33), (33, 1, 15), (32, 3, 1), (1, 0, 20)], ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "shape"),
+    [
+        ((16, 0, 16), (16, 16)),
+        ((17, 16, 33), (16, 32)),
+        ((33, 1, 15), (32, 16)),
+        ((32, 3, 1), (16, 32)),
+        ((1, 3, 20), (16, 16)),
+    ],
+    ids=str,
+)
 def test_borders_of_tiles(sizes, shape, convention, tiles):
     """A sample is masked as its own neighbor wherever rows and columns of tiles end."""
     tiles(rows=shape[0], columns=shape[1])
@@ -107,17 +117,25 @@ def test_borders_of_tiles(sizes, shape, convention, tiles):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", ["laplace", "gaussian", "inverse_multiquadric"])
-@pytest.mark.parametrize("normalization", ["both", "y"])
-@pytest.mark.parametrize("defer", [False, True])
+@pytest.mark.parametrize(
+    ("kernel", "normalization", "defer"),
+    [
+        ("laplace", "both", True),
+        ("laplace", "y", True),
+        ("gaussian", "both", False),
+        ("gaussian", "y", False),
+        ("inverse_multiquadric", "both", True),
+        ("inverse_multiquadric", "y", False),
+    ],
+)
 def test_paper(kernel, normalization, defer, tiles):
     tiles(defer=defer)
-    gen, neg, pos = samples("random", SIZES, 10)
+    gen, neg, pos = samples("random", SIZES, 10, groups=1)
     rng = np.random.default_rng(1)
     compare(
         gen, pos, neg,
         lambda *a: twin.paper_loss(*a, kernel=kernel, normalization=normalization),
-        [rng.uniform(0.2, 2, (2, n)) for n in SIZES],
+        [rng.uniform(0.2, 2, (1, n)) for n in SIZES],
         convention="paper", kernel=kernel, normalization=normalization, temperatures=(0.1, 0.3),
     )  # fmt: skip
 

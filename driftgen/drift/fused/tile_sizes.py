@@ -52,8 +52,9 @@ class Tile:
         return {"num_warps": self.warps, "num_stages": self.stages, "maxnreg": self.registers}
 
 
-# By kernel. Tensor cores need 64 rows for each four warps. One row of a wide product is not enough for eight
-# warps, so that products of distances with 64 columns are bound by instructions: wide vectors use 128.
+# By kernel. Tensor cores take 64 rows for each four warps. Eight warps share the columns of 64 rows, unless a
+# tile holds whole samples: then the compiler gives both halves the same work. Wide vectors use 128 columns if
+# registers allow it, because loops over products with 64 columns are bound by instructions.
 TILES: dict[str, tuple[Tile, ...]] = {
     "center": (Tile(rows=32),),
     "norms": (Tile(),),
@@ -77,19 +78,25 @@ TILES: dict[str, tuple[Tile, ...]] = {
     "gradient": (
         Tile(rows=64, columns=64, outer=64, warps=4),
         Tile(rows=64, columns=64, inner=128, outer=128, warps=4, from_width=65),
-        Tile(rows=64, columns=128, outer=256, warps=8, from_width=129),
+        Tile(rows=64, columns=64, outer=256, warps=8, from_width=129),
     ),
 }
 # If distances are computed from differences, in float32.
 DIRECT: dict[str, tuple[Tile, ...]] = {
-    "scale": (Tile(rows=64, columns=64, warps=8, stages=2),),
-    "softmax": (Tile(rows=64, columns=64, warps=8, stages=2),),
-    "affinity": (Tile(rows=64, columns=64, warps=8, stages=2),),
-    "products": (Tile(rows=64, columns=32, outer=32, defer=True, warps=8, stages=2),
-                 Tile(rows=64, columns=32, outer=64, warps=8, stages=2, from_width=33)),
-    "gradient": (Tile(rows=64, columns=32, outer=32, warps=8, stages=2),
-                 Tile(rows=64, columns=32, outer=64, warps=8, stages=2, from_width=33)),
-}  # fmt: skip
+    "scale": (Tile(warps=8, stages=2),),
+    "softmax": (Tile(warps=8, stages=2),),
+    "affinity": (Tile(warps=8, stages=2),),
+    "products": (
+        Tile(columns=32, outer=32, defer=True, warps=8, stages=2),
+        Tile(columns=32, outer=64, warps=8, stages=2, from_width=33),
+        Tile(columns=32, outer=128, warps=8, stages=2, from_width=65),
+    ),
+    "gradient": (
+        Tile(columns=32, outer=32, warps=8, stages=2),
+        Tile(columns=32, outer=64, warps=8, stages=2, from_width=33),
+        Tile(columns=32, outer=128, warps=8, stages=2, from_width=65),
+    ),
+}
 
 
 def find_tile(kernel: str, shape: BucketShape) -> Tile:

@@ -101,33 +101,6 @@ def tile_affinity(
 
 
 @triton.jit
-def _sum_affinities(
-    begin, end, rows, row_terms, problem, counts, group, weight, rates, terms, min_distance, self_distance,
-    floor, CENTERED: tl.constexpr, WORK: tl.constexpr, WEIGHTED: tl.constexpr, RAGGED: tl.constexpr,
-    DIRECT: tl.constexpr, ONE: tl.constexpr, R: tl.constexpr, KERNEL: tl.constexpr, BOTH: tl.constexpr,
-    MASKED: tl.constexpr, WEIGHTED_SOFTMAX: tl.constexpr,
-    DK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """Σ A of each row over tiles ``begin`` to ``end``, for each temperature."""
-    sums = zero_sums(R, BN)
-    for column in range(begin, end):
-        distance, j, exists = column_distances(
-            column, rows, problem, counts, min_distance, self_distance,
-            CENTERED, WORK, DIRECT, ONE, RAGGED, MASKED, DK, BN, BM, BK,
-        )  # fmt: skip
-        columns = load_columns(terms, counts, group, weight, j, exists, WEIGHTED, BOTH)
-        updated = ()
-        for r in tl.static_range(R):
-            a = tile_affinity(
-                r, distance, row_terms, columns, terms, counts, rates, floor,
-                WEIGHTED, RAGGED, KERNEL, BOTH, WEIGHTED_SOFTMAX,
-            )  # fmt: skip
-            updated = updated + (sums[r] + tl.sum(a, axis=1),)
-        sums = updated
-    return sums
-
-
-@triton.jit
 def _affinity_sweep(
     t, problem, counts, group, weight, rates, terms, min_distance, self_distance, floor,
     CENTERED: tl.constexpr, WORK: tl.constexpr, WEIGHTED: tl.constexpr, RAGGED: tl.constexpr,
@@ -138,18 +111,25 @@ def _affinity_sweep(
     rows = row_tile(t, problem, counts, CENTERED, WORK, DIRECT, ONE, DK, BN, BK)
     row_terms = load_row_terms(terms, counts, rows[3], R)
     _, repelling, tiles = count_tiles(counts, BM)
-    sums = _sum_affinities(
-        0, repelling, rows, row_terms, problem, counts, group, weight, rates, terms,
-        min_distance, self_distance, floor, CENTERED, WORK, WEIGHTED, RAGGED, DIRECT, ONE, R, KERNEL, BOTH,
-        MASKED, WEIGHTED_SOFTMAX, DK, BN, BM, BK,
-    )  # fmt: skip
-    _store_sums(row_terms[2], sums, row_terms, counts[0], rows[3], R)
-    sums = _sum_affinities(
-        repelling, tiles, rows, row_terms, problem, counts, group, weight, rates, terms,
-        min_distance, self_distance, floor, CENTERED, WORK, WEIGHTED, RAGGED, DIRECT, ONE, R, KERNEL, BOTH,
-        MASKED, WEIGHTED_SOFTMAX, DK, BN, BM, BK,
-    )  # fmt: skip
-    _store_sums(row_terms[3], sums, row_terms, counts[0], rows[3], R)
+    repelled, attracted = zero_sums(R, BN), zero_sums(R, BN)
+    for column in range(0, tiles):
+        distance, j, exists = column_distances(
+            column, rows, problem, counts, min_distance, self_distance,
+            CENTERED, WORK, DIRECT, ONE, RAGGED, MASKED, DK, BN, BM, BK,
+        )  # fmt: skip
+        columns = load_columns(terms, counts, group, weight, j, exists, WEIGHTED, BOTH)
+        next_repelled, next_attracted = (), ()
+        for r in tl.static_range(R):
+            a = tile_affinity(
+                r, distance, row_terms, columns, terms, counts, rates, floor,
+                WEIGHTED, RAGGED, KERNEL, BOTH, WEIGHTED_SOFTMAX,
+            )  # fmt: skip
+            added = tl.sum(a, axis=1)
+            next_repelled = next_repelled + (repelled[r] + tl.where(column < repelling, added, 0.0),)
+            next_attracted = next_attracted + (attracted[r] + tl.where(column < repelling, 0.0, added),)
+        repelled, attracted = next_repelled, next_attracted
+    _store_sums(row_terms[2], repelled, row_terms, counts[0], rows[3], R)
+    _store_sums(row_terms[3], attracted, row_terms, counts[0], rows[3], R)
 
 
 @triton.jit(do_not_specialize=["V", "N", "M", "P"])
@@ -193,16 +173,18 @@ def _zero_drifts(R: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr):
 
 @triton.jit
 def _sum_samples(
-    begin, end, k, sums, totals, drifts, pulls, rows, row_terms, problem, counts, group, weight, rates, terms,
+    begin, end, k, drifts, pushes, pulls, rows, row_terms, problem, counts, group, weight, rates, terms,
     min_distance, self_distance, floor,
     CENTERED: tl.constexpr, WORK: tl.constexpr, WEIGHTED: tl.constexpr, RAGGED: tl.constexpr,
     DIRECT: tl.constexpr, ONE: tl.constexpr, DEFER: tl.constexpr, R: tl.constexpr, KERNEL: tl.constexpr,
     BOTH: tl.constexpr, MASKED: tl.constexpr, WEIGHTED_SOFTMAX: tl.constexpr,
     DK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Add tiles ``begin`` to ``end`` to ``sums`` Σ A, ``totals`` Σ C and ``drifts`` Σ C y of each row and
-    temperature. If DEFER, C is the rounded A; else C is A times ``pulls``, and there are no ``sums``.
+    """Σ A, Σ C and Σ C y of each row and temperature over tiles ``begin`` to ``end``, the last one added to
+    ``drifts``. If DEFER, C is the rounded A; else C is A times ``pushes`` or ``pulls``, and Σ A is 0.
     """
+    _, repelling, _ = count_tiles(counts, BM)
+    sums, totals = zero_sums(R, BN), zero_sums(R, BN)
     for column in range(begin, end):
         distance, j, exists = column_distances(
             column, rows, problem, counts, min_distance, self_distance,
@@ -221,7 +203,8 @@ def _sum_samples(
                 next_sums = next_sums + (sums[r] + tl.sum(a, axis=1),)
                 c = a.to(WORK)
             else:
-                c = (pulls[r][:, None] * a).to(WORK)
+                pull = tl.where(column < repelling, pushes[r], pulls[r])
+                c = (pull[:, None] * a).to(WORK)
             next_totals = next_totals + (totals[r] + tl.sum(c.to(tl.float32), axis=1),)
             next_drifts = next_drifts + (add_product(drifts[r], c, y),)
         if DEFER:
@@ -243,30 +226,31 @@ def _products_sweep(
     rows = row_tile(t, problem, counts, CENTERED, WORK, DIRECT, ONE, DK, BN, BK)
     row_terms = load_row_terms(terms, counts, rows[3], R)
     _, repelling, tiles = count_tiles(counts, BM)
-    zeros, pulls, pushes = zero_sums(R, BN), (), ()
+    pulls, pushes = (), ()
     if not DEFER:
         pushes = load_sums(row_terms[3], -repulsion, N, rows[3], R)
         pulls = load_sums(row_terms[2], attraction, N, rows[3], R)
-    repelled, repelling_total, drifts = _sum_samples(
-        0, repelling, k, zeros, zeros, _zero_drifts(R, BN, BD), pushes, rows, row_terms, problem, counts,
-        group, weight, rates, terms, min_distance, self_distance, floor, CENTERED, WORK, WEIGHTED, RAGGED,
-        DIRECT, ONE, DEFER, R, KERNEL, BOTH, MASKED, WEIGHTED_SOFTMAX, DK, BN, BM, BK, BD,
+    repelled, totals, drifts = _sum_samples(
+        0, repelling if DEFER else tiles, k, _zero_drifts(R, BN, BD), pushes, pulls, rows, row_terms, problem,
+        counts, group, weight, rates, terms, min_distance, self_distance, floor, CENTERED, WORK, WEIGHTED,
+        RAGGED, DIRECT, ONE, DEFER, R, KERNEL, BOTH, MASKED, WEIGHTED_SOFTMAX, DK, BN, BM, BK, BD,
     )  # fmt: skip
-    attracted, totals, others = _sum_samples(
-        repelling, tiles, k, zeros, zeros if DEFER else repelling_total,
-        _zero_drifts(R, BN, BD) if DEFER else drifts, pulls, rows, row_terms, problem, counts,
-        group, weight, rates, terms, min_distance, self_distance, floor, CENTERED, WORK, WEIGHTED, RAGGED,
-        DIRECT, ONE, DEFER, R, KERNEL, BOTH, MASKED, WEIGHTED_SOFTMAX, DK, BN, BM, BK, BD,
-    )  # fmt: skip
+    attracted, positive_totals, positive_drifts = repelled, totals, drifts
+    if DEFER:
+        attracted, positive_totals, positive_drifts = _sum_samples(
+            repelling, tiles, k, _zero_drifts(R, BN, BD), pushes, pulls, rows, row_terms, problem,
+            counts, group, weight, rates, terms, min_distance, self_distance, floor, CENTERED, WORK, WEIGHTED,
+            RAGGED, DIRECT, ONE, DEFER, R, KERNEL, BOTH, MASKED, WEIGHTED_SOFTMAX, DK, BN, BM, BK, BD,
+        )  # fmt: skip
     x = own_samples(rows[0], rows[1], rows[2], k, problem, counts, DIRECT, WORK, BN, BD).to(tl.float32)
     values = ()
     for r in tl.static_range(R):
         moves = rows[3] < N
-        drift = others[r] - totals[r][:, None] * x
+        drift = drifts[r] - totals[r][:, None] * x
         if DEFER:
-            push = -repulsion * attracted[r]
-            drift = (attraction * repelled[r])[:, None] * drift
-            drift += push[:, None] * (drifts[r] - repelling_total[r][:, None] * x)
+            attracting = positive_drifts[r] - positive_totals[r][:, None] * x
+            drift = (-repulsion * attracted[r])[:, None] * drift
+            drift += (attraction * repelled[r])[:, None] * attracting
             moves &= row_terms[1][r] > 0  # no drift in rows for which no sample has weight
         values = values + (tl.where(moves[:, None], drift, 0.0),)
     if DEFER:

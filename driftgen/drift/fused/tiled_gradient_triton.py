@@ -23,41 +23,6 @@ __all__ = ["tiled_gradient_kernel"]
 
 
 @triton.jit
-def _sum_samples(
-    begin, end, k, total, drift, pulls, rows, row_terms, problem, counts, group, weight, rates, terms,
-    min_distance, self_distance, floor,
-    CENTERED: tl.constexpr, WORK: tl.constexpr, WEIGHTED: tl.constexpr, RAGGED: tl.constexpr,
-    DIRECT: tl.constexpr, ONE: tl.constexpr, R: tl.constexpr, KERNEL: tl.constexpr,
-    BOTH: tl.constexpr, MASKED: tl.constexpr, WEIGHTED_SOFTMAX: tl.constexpr,
-    DK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
-):  # fmt: skip
-    """Add tiles ``begin`` to ``end`` to Σ C (``total``) and Σ C y (``drift``), where C = Σ_τ C_τ / λ_τ."""
-    for column in range(begin, end):
-        distance, j, exists = column_distances(
-            column, rows, problem, counts, min_distance, self_distance,
-            CENTERED, WORK, DIRECT, ONE, RAGGED, MASKED, DK, BN, BM, BK,
-        )  # fmt: skip
-        columns = load_columns(terms, counts, group, weight, j, exists, WEIGHTED, BOTH)
-        c = tl.zeros((BN, BM), tl.float32)
-        for r in tl.static_range(R):
-            a = tile_affinity(
-                r, distance, row_terms, columns, terms, counts, rates, floor,
-                WEIGHTED, RAGGED, KERNEL, BOTH, WEIGHTED_SOFTMAX,
-            )  # fmt: skip
-            c += pulls[r][:, None] * a
-        samples, first, count, _ = tile_at(column, problem, counts, BM)
-        y = own_samples(samples, first, count, k, problem, counts, DIRECT, WORK, BM, BD)
-        high = c.to(WORK)
-        drift = add_product(drift, high, y)
-        if tl.float32 != WORK:
-            low = (c - high.to(tl.float32)).to(WORK)
-            drift = add_product(drift, low, y)
-            c = high.to(tl.float32) + low.to(tl.float32)
-        total += tl.sum(c, axis=1)
-    return total, drift
-
-
-@triton.jit
 def _normalized(sums, inverse_norms, R: tl.constexpr):
     """Divide the sums of each temperature by λ_τ."""
     values = ()
@@ -81,18 +46,29 @@ def _gradient_sweep(
     pushes = _normalized(load_sums(row_terms[3], -repulsion, N, rows[3], R), inverse_norms, R)
     pulls = _normalized(load_sums(row_terms[2], attraction, N, rows[3], R), inverse_norms, R)
     _, repelling, tiles = count_tiles(counts, BM)
-    total, drift = _sum_samples(
-        0, repelling, k, tl.zeros((BN,), tl.float32), tl.zeros((BN, BD), tl.float32), pushes, rows, row_terms,
-        problem, counts, group, weight, rates, terms, min_distance, self_distance, floor,
-        CENTERED, WORK, WEIGHTED, RAGGED, DIRECT, ONE, R, KERNEL, BOTH, MASKED, WEIGHTED_SOFTMAX,
-        DK, BN, BM, BK, BD,
-    )  # fmt: skip
-    total, drift = _sum_samples(
-        repelling, tiles, k, total, drift, pulls, rows, row_terms,
-        problem, counts, group, weight, rates, terms, min_distance, self_distance, floor,
-        CENTERED, WORK, WEIGHTED, RAGGED, DIRECT, ONE, R, KERNEL, BOTH, MASKED, WEIGHTED_SOFTMAX,
-        DK, BN, BM, BK, BD,
-    )  # fmt: skip
+    total, drift = tl.zeros((BN,), tl.float32), tl.zeros((BN, BD), tl.float32)
+    for column in range(0, tiles):
+        distance, j, exists = column_distances(
+            column, rows, problem, counts, min_distance, self_distance,
+            CENTERED, WORK, DIRECT, ONE, RAGGED, MASKED, DK, BN, BM, BK,
+        )  # fmt: skip
+        columns = load_columns(terms, counts, group, weight, j, exists, WEIGHTED, BOTH)
+        c = tl.zeros((BN, BM), tl.float32)
+        for r in tl.static_range(R):
+            a = tile_affinity(
+                r, distance, row_terms, columns, terms, counts, rates, floor,
+                WEIGHTED, RAGGED, KERNEL, BOTH, WEIGHTED_SOFTMAX,
+            )  # fmt: skip
+            c += tl.where(column < repelling, pushes[r], pulls[r])[:, None] * a
+        samples, first, count, _ = tile_at(column, problem, counts, BM)
+        y = own_samples(samples, first, count, k, problem, counts, DIRECT, WORK, BM, BD)
+        high = c.to(WORK)
+        drift = add_product(drift, high, y)
+        if tl.float32 != WORK:
+            low = (c - high.to(tl.float32)).to(WORK)
+            drift = add_product(drift, low, y)
+            c = high.to(tl.float32) + low.to(tl.float32)
+        total += tl.sum(c, axis=1)
     x = own_samples(rows[0], rows[1], rows[2], k, problem, counts, DIRECT, WORK, BN, BD).to(tl.float32)
     drift = (drift - total[:, None] * x) * factor
     i, column = rows[3], k + tl.arange(0, BD)
