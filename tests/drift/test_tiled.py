@@ -104,7 +104,7 @@ def test_widths(width, dtype, tiles):
         ((17, 16, 33), (16, 32)),
         ((33, 1, 15), (32, 16)),
         ((32, 3, 1), (16, 32)),
-        ((1, 3, 20), (16, 16)),
+        ((2, 3, 20), (16, 16)),
     ],
     ids=str,
 )
@@ -209,6 +209,20 @@ def test_engines_all_reduce_the_same_sums(tiles, monkeypatch):
     for left, right in (results, (reduced[:2], reduced[2:])):
         for a, b in zip(left, right, strict=True):
             assert error(a, b) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("convention", ["release", "paper"])
+def test_a_single_generated_sample(convention, tiles, monkeypatch):
+    """Its column of A is empty without the release's constants."""
+    gen, neg, pos = samples("random", (1, 3, 20), 6)
+    results = []
+    for places in ({"cpu", "cuda"}, set()):
+        monkeypatch.setattr(dispatch, "DEVICES", places)
+        out, gradient = run(dg.DriftingLoss(convention=convention), gen, pos, neg)
+        results.append([out.loss, out.per_group, out.drift, gradient])
+    for a, b in zip(*results, strict=True):
+        assert error(a, b) < 1e-5
 
 
 @pytest.mark.slow

@@ -89,7 +89,6 @@ DIRECT: dict[str, tuple[Tile, ...]] = {
     "products": (
         Tile(columns=32, outer=32, defer=True, warps=8, stages=2),
         Tile(columns=32, outer=64, warps=8, stages=2, from_width=33),
-        Tile(columns=32, outer=128, warps=8, stages=2, from_width=65),
     ),
     "gradient": (
         Tile(columns=32, outer=32, warps=8, stages=2),
