@@ -3,10 +3,13 @@
     python -m benchmarks.tune attention [--float32] [--json FILE]
     python -m benchmarks.tune group-norm [--samples 512] [--channels 256] [--side 32] [--json FILE]
     python -m benchmarks.tune loss [--groups 16384] [--width 256] [--json FILE]
+    python -m benchmarks.tune tiles [--generated 640 --positives 640 --unconditional 0] [--widths 64 256 1024]
+        [--only products gradient] [--groups 64] [--json FILE]
 
 Needs an NVIDIA GPU; all maps and features are bfloat16. Copy the fastest values to ``FORWARD`` and
-``BACKWARD`` of ``driftgen.ops.attention``, to ``MAX_ELEMENTS`` of
-``driftgen.ops.group_norm``, or to ``BUILD`` of ``driftgen.drift.fused.shapes``.
+``BACKWARD`` of ``driftgen.ops.attention``, to ``MAX_ELEMENTS`` of ``driftgen.ops.group_norm``, to ``BUILD``
+of ``driftgen.drift.fused.shapes``, or to ``TILES`` of ``driftgen.drift.fused.tile_sizes``; ``tiles`` prints
+its rows as they are written there.
 """
 
 from __future__ import annotations
@@ -53,6 +56,42 @@ ATTENTION_BACKWARD: list[Build] = [
         (128, 64, 64, 3, 8, None),
     )
 ]
+TILE_FIELDS = ("rows", "columns", "inner", "outer", "defer", "warps", "stages")
+TILE_CANDIDATES: dict[str, list[tuple[int, int, int, int, bool, int, int]]] = {
+    "norms": [(64, 64, 64, 64, False, 4, 3), (64, 64, 128, 64, False, 4, 2), (128, 64, 64, 64, False, 8, 3)],
+    "scale": [
+        (rows, columns, inner, 64, False, warps, stages)
+        for rows, columns, warps in ((64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 64, 8), (128, 128, 8))
+        for inner, stages in ((64, 3), (64, 4), (128, 2))
+    ],
+    "softmax": [
+        (rows, columns, inner, 64, False, warps, stages)
+        for rows, columns, warps in ((64, 64, 4), (64, 128, 4), (128, 64, 8), (128, 128, 8))
+        for inner, stages in ((64, 3), (64, 4), (128, 2))
+    ],
+    "affinity": [
+        (rows, columns, inner, 64, False, warps, stages)
+        for rows, columns, warps in ((64, 64, 4), (64, 128, 4), (128, 64, 8), (128, 128, 8))
+        for inner, stages in ((64, 3), (128, 2))
+    ],
+    "products": [
+        *[(64, columns, 64, 64, True, 4, stages) for columns in (32, 64) for stages in (2, 3)],
+        *[(64, columns, 32, 64, True, 8, 3) for columns in (64, 128)],
+        *[(128, columns, 64, 64, defer, 8, 3) for columns in (32, 64) for defer in (False, True)],
+        *[(64, 64, inner, 64, False, 4, 3) for inner in (64, 128)],
+        *[(64, columns, 64, 128, False, 8, 3) for columns in (32, 64, 128)],
+        *[(64, columns, 128, 128, False, 8, 2) for columns in (64, 128)],
+        *[(64, columns, 64, 256, False, 8, 3) for columns in (32, 64)],
+    ],
+    "gradient": [
+        *[(64, 64, 64, outer, False, 4, stages) for outer in (64, 128) for stages in (2, 3)],
+        *[(64, 64, 128, 128, False, 4, stages) for stages in (2, 3)],
+        *[(128, 64, 64, outer, False, 8, 3) for outer in (64, 128)],
+        *[(64, columns, 64, 256, False, 8, 3) for columns in (64, 128)],
+        *[(64, columns, 128, 256, False, 8, 2) for columns in (64, 128)],
+        (64, 64, 64, 512, False, 8, 2),
+    ],
+}
 GROUP_NORM: list[Build] = [{"MAX_ELEMENTS": 2**n} for n in (12, 13, 14)]
 
 
@@ -155,41 +194,103 @@ def tune_group_norm(args: argparse.Namespace) -> Iterator[Build]:
         }
 
 
-def tune_loss(args: argparse.Namespace) -> Iterator[Build]:
-    """Time each kernel of the loss by tile width, warps, pipeline stages and registers."""
-    from driftgen.drift.fused import shapes
+def kernel_times(loss: dg.DriftingLoss, sets: list[Tensor], repeats: int) -> dict[str, float]:
+    """Return the median milliseconds of each kernel of the loss and its gradient, after two calls."""
     from driftgen.ops.launch import Launch
 
     real = Launch.__call__
-    sets = [
-        torch.randn(args.groups, n, args.width, device="cuda", dtype=torch.bfloat16) for n in (64, 64, 16)
-    ]
+    times: dict[str, list[float]] = {}
+
+    def call(self: Launch, *tensors: Tensor) -> None:
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        real(self, *tensors)
+        stop.record()
+        stop.synchronize()
+        times.setdefault(self.kernel.__name__, []).append(start.elapsed_time(stop))
+
+    Launch.__call__ = call  # type: ignore[method-assign]
+    try:
+        for _ in range(repeats + 2):
+            torch.autograd.grad(loss(*sets).loss, sets[0])
+    finally:
+        Launch.__call__ = real  # type: ignore[method-assign]
+    return {name: statistics.median(each[2:]) for name, each in times.items()}
+
+
+def draw_sets(groups: int, sizes: tuple[int, ...], width: int) -> list[Tensor]:
+    """Draw generated samples, positives and, if there are any, negatives."""
+    sets = [torch.randn(groups, n, width, device="cuda", dtype=torch.bfloat16) for n in sizes if n]
     sets[0].requires_grad_()
+    return sets
 
-    def measure() -> dict[str, float]:
-        times: dict[str, list[float]] = {}
 
-        def call(self: Launch, *tensors: Tensor) -> None:
-            start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            real(self, *tensors)
-            stop.record()
-            stop.synchronize()
-            times.setdefault(self.kernel.__name__, []).append(start.elapsed_time(stop))
+def tune_loss(args: argparse.Namespace) -> Iterator[Build]:
+    """Time each kernel of the loss by tile width, warps, pipeline stages and registers."""
+    from driftgen.drift.fused import shapes
 
-        Launch.__call__ = call  # type: ignore[method-assign]
-        try:
-            for _ in range(args.repeats + 2):
-                torch.autograd.grad(dg.DriftingLoss()(*sets).loss, sets[0])
-        finally:
-            Launch.__call__ = real  # type: ignore[method-assign]
-        return {name: statistics.median(each[2:]) for name, each in times.items()}
-
+    sets = draw_sets(args.groups or 16384, (64, 64, 16), args.width)
     for tile, warps, stages, registers in itertools.product((32, 64, 128), (4, 8), (1, 2, 3), args.registers):
         build = {"BK": tile, "num_warps": warps, "num_stages": stages, "maxnreg": registers or None}
         shapes.BUILD = dict.fromkeys(shapes.BUILD, build)
-        shapes._shape.cache_clear()  # the launches are cached with the shapes
-        yield build | attempt(measure)
+        # A new loss has launches of its own.
+        yield build | attempt(lambda: kernel_times(dg.DriftingLoss(), sets, args.repeats))
+
+
+def tune_tiles(args: argparse.Namespace) -> Iterator[Build]:
+    """Time the kernels for large groups with other tiles, one kernel at a time, and print the fastest rows.
+
+    All candidates of a kernel are compiled in parallel first.
+    """
+    from driftgen.drift.batching import as_features, buckets_by_width
+    from driftgen.drift.fused import tile_sizes
+    from driftgen.drift.fused.plan import make_plan
+    from driftgen.drift.fused.tile_sizes import Tile
+    from driftgen.drift.interfaces import LossCall
+    from driftgen.ops.launch import Launch
+
+    sizes = args.generated, args.positives, args.unconditional
+    usual, prepare = dict(tile_sizes.TILES), Launch.prepare
+    best: dict[str, list[tuple[float, Tile]]] = {}
+    for width in args.widths:
+        sets = draw_sets(args.groups or 64, sizes, width)
+        buckets = buckets_by_width(*as_features(*sets, *[None] * (3 - len(sets))))
+        kernel_times(dg.DriftingLoss(), sets, 0)  # compiles the usual kernels
+        for kernel in args.only or TILE_CANDIDATES:
+            planned = []
+            Launch.prepare = lambda self, *dtypes, kernel=kernel: (  # type: ignore[method-assign]
+                prepare(self, *dtypes) if kernel in self.kernel.__name__ else None
+            )
+            for values in TILE_CANDIDATES[kernel]:
+                tile = Tile(**dict(zip(TILE_FIELDS, values, strict=True)), from_width=width)
+                tile_sizes.TILES = usual | {kernel: (tile,)}
+                loss = dg.DriftingLoss()
+                make_plan(LossCall(loss.settings, buckets, None, None, True))
+                planned.append((tile, loss))
+            Launch.prepare, tile_sizes.TILES = prepare, usual  # type: ignore[method-assign]
+            timed = []
+            for tile, loss in planned:
+                times = attempt(lambda loss=loss, sets=sets: kernel_times(loss, sets, args.repeats))
+                if "error" not in times:
+                    # The sum: deferred sums of A save a sweep of another kernel.
+                    timed.append((sum(times.values()), tile))
+                yield {
+                    "width": width,
+                    "kernel": kernel,
+                    **dict(zip(TILE_FIELDS, fields(tile), strict=True)),
+                } | times
+            if timed:
+                best.setdefault(kernel, []).append(min(timed, key=lambda pair: pair[0]))
+    for kernel, rows in best.items():
+        print(f'    "{kernel}": (')
+        for total, tile in rows:
+            named = zip((*TILE_FIELDS, "from_width"), (*fields(tile), tile.from_width), strict=True)
+            print(f"        Tile({', '.join(f'{n}={v}' for n, v in named)}),  # {total:.3f} ms in all")
+        print("    ),", flush=True)
+
+
+def fields(tile: Any) -> list[Any]:
+    return [getattr(tile, name) for name in TILE_FIELDS]
 
 
 def attempt(measure: Callable[[], Build]) -> Build:
@@ -217,17 +318,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("kernel", choices=["attention", "group-norm", "loss"])
+    parser.add_argument("kernel", choices=["attention", "group-norm", "loss", "tiles"])
     sizes = {"batch": 512, "tokens": 272, "heads": 12, "head": 64, "samples": 512, "channels": 256}
-    for name, default in (sizes | {"side": 32, "groups": 16384, "width": 256, "repeats": 5}).items():
+    for name, default in (sizes | {"side": 32, "width": 256, "repeats": 5}).items():
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--groups", type=int, help="groups of the loss; 16384, or 64 large ones")
+    for name, default in {"generated": 640, "positives": 640, "unconditional": 0}.items():
+        parser.add_argument(f"--{name}", type=int, default=default, help="samples of a large group")
+    parser.add_argument("--widths", type=int, nargs="+", default=[64, 128, 256, 512, 1024])
+    parser.add_argument("--only", nargs="+", choices=list(TILE_CANDIDATES), help="kernels for large groups")
     parser.add_argument("--float32", action="store_true", help="attention without rounding in between")
     parser.add_argument("--registers", type=int, nargs="+", default=[0], help="registers per thread; 0: any")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks.tune needs an NVIDIA GPU")
-    sweeps = {"attention": tune_attention, "group-norm": tune_group_norm, "loss": tune_loss}
+    sweeps = {
+        "attention": tune_attention,
+        "group-norm": tune_group_norm,
+        "loss": tune_loss,
+        "tiles": tune_tiles,
+    }
     rows = []
     for row in sweeps[args.kernel](args):
         rows.append(row)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,9 +20,18 @@ from driftgen.errors import InputError
 from driftgen.ops.cuda_graphs import capture
 from driftgen.ops.dispatch import without_kernels
 
-__all__ = ["Case", "default_cases", "loss_operations", "measure_loss", "paper_features"]
+__all__ = [
+    "Case",
+    "default_cases",
+    "loss_operations",
+    "measure_beside_small_groups",
+    "measure_loss",
+    "paper_features",
+    "small_groups",
+]
 
 TEMPERATURES = (0.02, 0.05, 0.2)
+SMALL_GROUP = 64, 64, 16  # generated samples, positives and negatives that large groups are compared with
 Features = dict[str, Tensor]
 # The literal implementation holds several pairwise matrices; larger cases are skipped.
 MOST_PLAIN_BYTES = 2**31
@@ -71,6 +80,11 @@ class Case:
         """Elements of one sample over all features."""
         return sum(vectors * width for vectors, width in self.features.values())
 
+    @property
+    def pairs(self) -> int:
+        """Pairs of a generated sample and any sample, times the elements of a sample."""
+        return self.groups * self.generated * self.samples * self.numbers
+
     def draw(self, dtype: torch.dtype, device: torch.device) -> list[Features]:
         """Draw generated samples, positives and negatives from a normal distribution."""
         generator, sets = torch.Generator(device).manual_seed(0), []
@@ -110,8 +124,32 @@ def default_cases(device: torch.device) -> list[Case]:
 
 def loss_operations(case: Case) -> float:
     """Count the operations: distances, one product for each temperature, and the final product."""
-    pairs = case.groups * case.generated * case.samples
-    return 2.0 * pairs * case.numbers * (1 + len(TEMPERATURES) + 1)
+    return 2.0 * case.pairs * (1 + len(TEMPERATURES) + 1)
+
+
+def small_groups(case: Case) -> Case | None:
+    """Return groups of 64/64/16 with the width and number of pairs of a case; None unless it is larger."""
+    ours, theirs = case.generated * case.samples, SMALL_GROUP[0] * sum(SMALL_GROUP)
+    if ours <= theirs or case.features.keys() != {""}:
+        return None
+    return Case.single(max(1, round(case.groups * ours / theirs)), *SMALL_GROUP, case.numbers)
+
+
+def measure_beside_small_groups(
+    case: Case, dtype: torch.dtype, device: torch.device, repeats: int
+) -> list[Row]:
+    """Measure a case. If its groups are large, measure groups of 64/64/16 first, to compare the time per
+    pair.
+    """
+    reference = small_groups(case)
+    if reference is None:
+        return measure_loss(case, dtype, device, repeats)
+    small = measure_loss(reference, dtype, device, repeats)
+    large = measure_loss(case, dtype, device, repeats)
+    compared = [
+        replace(row, pair_reference=other.pair_seconds) for row, other in zip(large, small, strict=False)
+    ]
+    return [*small, *compared]
 
 
 def measure_loss(case: Case, dtype: torch.dtype, device: torch.device, repeats: int) -> list[Row]:
@@ -170,6 +208,7 @@ def measure_loss(case: Case, dtype: torch.dtype, device: torch.device, repeats: 
                 least_time(card, moved=least, operations=loss_operations(case), dtype=dtype),
                 held_bytes=inputs,
                 least_bytes=least,
+                pairs=case.pairs,
                 more={"engine": "kernels" if kernels else "PyTorch", "features": len(case.features)},
             )
         )

@@ -67,6 +67,8 @@ class Row:
         held_bytes: bytes allocated before the first call that belong to the work; the peak includes them.
         least_bytes: bytes of inputs and outputs, to compare the peak with.
         images: samples per call.
+        pairs: pairs of samples that a call compares, times their width.
+        pair_reference: seconds for each of ``pairs`` of a reference of the same run.
         more: further entries of the record.
     """
 
@@ -79,13 +81,21 @@ class Row:
     held_bytes: int = 0
     least_bytes: int | None = None
     images: int | None = None
+    pairs: float | None = None
+    pair_reference: float | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def pair_seconds(self) -> float | None:
+        """Time for each of ``pairs``, of queued calls if known."""
+        ours = self.timing
+        return None if ours is None else _ratio(ours.queued_seconds or ours.seconds, self.pairs)
 
     def as_record(self) -> dict[str, Any]:
         """Return all figures for the JSON record.
 
         ``ratio`` of a reference is its time over ours (above 1: ours is faster); that of the floor is our
-        time over the floor.
+        time over the floor, and ``pair_ratio`` our time for each pair over that of the reference.
         """
         ours = self.timing
         record: dict[str, Any] = {"what": self.what, "detail": self.detail, "fits": ours is not None}
@@ -94,6 +104,9 @@ class Row:
             record["peak_ratio"] = _ratio(record["peak_bytes"], self.least_bytes)
             if self.images:
                 record["images_per_second"] = self.images / (ours.queued_seconds or ours.seconds)
+        if self.pairs:
+            record["pair_seconds"] = self.pair_seconds
+            record["pair_ratio"] = _ratio(self.pair_seconds, self.pair_reference)
         seconds, peak = record.get("seconds"), record.get("peak_bytes")
         record["references"] = {
             name: timing and self._figures(timing) | {"ratio": _ratio(timing.seconds, seconds)}
@@ -152,7 +165,9 @@ def show_rows(rows: Sequence[Row], title: str, console: Console | None = None) -
     floor = any(record["floor"] and record["floor"]["seconds"] for record in records)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
-    columns = ["ours", *names, *["release"] * release, *["floor"] * floor, "peak", "cold"]
+    pairs = any(record.get("pair_ratio") for record in records)
+    columns = ["ours", *names, *["release"] * release, *["floor"] * floor]
+    columns += [*["per pair"] * pairs, "peak", "cold"]
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     for record in records:
@@ -161,6 +176,8 @@ def show_rows(rows: Sequence[Row], title: str, console: Console | None = None) -
             cells.append(_pair(record["release"]))
         if floor:
             cells.append(_pair(record["floor"]))
+        if pairs:
+            cells.append(_cell(_per_pair(record.get("pair_seconds")), _times(record.get("pair_ratio"))))
         cells.append(_cell(_memory(record.get("peak_bytes")), _times(record.get("peak_ratio"))))
         cells.append(_cell(_duration(record.get("first_call_seconds"))))
         table.add_row(_cell(escape(record["what"]), escape(record["detail"])), *cells)
@@ -169,6 +186,7 @@ def show_rows(rows: Sequence[Row], title: str, console: Console | None = None) -
     console.print(table)
     notes = ["Second line: reference over ours" if names or release else "Second line"]
     notes += ["ours over floor"] if floor else []
+    notes += ["time per pair and element over that of 64/64/16"] if pairs else []
     notes += ["peak over inputs + outputs"] if any(row.least_bytes for row in rows) else []
     notes += ["samples per second"] if any(row.images for row in rows) else []
     console.print(f"[dim]{', '.join(notes)}. Cold: first call.[/]", width=min(console.width, 80))
@@ -235,6 +253,14 @@ def _duration(seconds: float | None) -> str:
         return ""
     value, unit = (seconds, "s") if seconds >= 1 else (seconds * 1000, "ms")
     return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+
+
+def _per_pair(seconds: float | None) -> str:
+    """Format with three digits: 81.2 fs on a GPU, 7.69 ns on a CPU."""
+    if seconds is None:
+        return ""
+    power, unit = next(((p, u) for p, u in ((9, "ns"), (12, "ps")) if seconds * 10**p >= 1), (15, "fs"))
+    return f"{seconds * 10**power:.3g} {unit}"
 
 
 def _memory(size: float | None) -> str:

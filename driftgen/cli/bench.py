@@ -42,8 +42,13 @@ def loss(
     ] = None,
     generated: Annotated[int | None, typer.Option(help="Generated samples per group.")] = None,
     positives: Annotated[int | None, typer.Option(help="Positives per group.")] = None,
-    negatives: Annotated[int | None, typer.Option(help="Unconditional negatives per group.")] = None,
-    width: Annotated[int | None, typer.Option(help="Width of one feature vector.")] = None,
+    negatives: Annotated[
+        int | None,
+        typer.Option("--negatives", "--unconditional", help="Unconditional negatives per group."),
+    ] = None,
+    width: Annotated[
+        str | None, typer.Option(help="Width of one feature vector, or several: 64,256,1024.")
+    ] = None,
     base: Annotated[
         int | None, typer.Option(help="Benchmark the encoder's 86 features at this base width.")
     ] = None,
@@ -52,10 +57,13 @@ def loss(
     device: Device = None,
     json: Json = None,
 ) -> None:
-    """Drifting loss, forward and gradient: kernels, PyTorch path, literal implementation."""
+    """Drifting loss, forward and gradient: kernels, PyTorch path, literal implementation.
+
+    Groups larger than 64/64/16 are measured beside such groups, to compare the time per pair.
+    """
     arguments = _arguments(locals())
     from driftgen.bench.clock import find_device
-    from driftgen.bench.loss_bench import Case, default_cases, measure_loss
+    from driftgen.bench.loss_bench import Case, default_cases, measure_beside_small_groups
     from driftgen.bench.record import check_json, machine
     from driftgen.support.progress import track
 
@@ -67,7 +75,8 @@ def loss(
     if base is not None:
         cases = [Case.paper(base, *_or(given, (2, 16, 16, 4)))]
     elif width is not None or any(value is not None for value in given):
-        cases = [Case.single(*_or((*given, width), (64, 64, 64, 16, 256)))]
+        usual = 64, 64, 64, 16, 256
+        cases = [Case.single(*_or((*given, each), usual)) for each in _widths(width)]
     else:
         cases = default_cases(place)
     _check_repeats(repeats)
@@ -75,7 +84,7 @@ def loss(
     rows: list[Row] = []
     with track("loss", len(cases), "ms") as on_step:
         for done, case in enumerate(cases, 1):
-            rows += measure_loss(case, number_type, place, repeats)
+            rows += measure_beside_small_groups(case, number_type, place, repeats)
             on_step(done, 1000 * (rows[-1].timing.seconds if rows[-1].timing else 0))
     _finish(rows, f"Drifting loss, forward + gradient\n{machine(place)}", json, arguments, place)
 
@@ -352,6 +361,15 @@ def _dtype(name: str | None, place: Any) -> Any:
 
 def _or(given: Any, otherwise: Any) -> list[int]:
     return [default if value is None else value for value, default in zip(given, otherwise, strict=True)]
+
+
+def _widths(text: str | None) -> list[int | None]:
+    if text is None:
+        return [None]
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"width={text!r}: give a whole number or several, such as 64,256,1024") from None
 
 
 def _check_repeats(repeats: int) -> None:

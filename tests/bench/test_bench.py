@@ -86,6 +86,24 @@ def test_loss(here, tmp_path):
     assert [p.name for p in (tmp_path / "a").iterdir()] == ["b.json"]
 
 
+@pytest.mark.slow
+def test_large_groups_are_compared_with_small_ones(here, tmp_path):
+    words = ["--groups", 2, "--generated", 80, "--positives", 90, "--unconditional", 0, "--width", "4,8"]
+    path = tmp_path / "loss.json"
+    done = here("bench", "loss", *words, "--repeats", 1, "--device", "cpu", "--json", path)
+    assert done.returncode == 0, done.stderr
+    shown = fits(done.stdout)
+    assert "per pair" in shown
+    assert " ns" in shown
+    rows = read(path, "loss")["rows"]
+    expected = [name for width in (4, 8) for name in (f"3 x 64/64/16 x {width}", f"2 x 80/90/0 x {width}")]
+    assert [row["what"] for row in rows] == expected
+    for small, large in (rows[:2], rows[2:]):
+        assert small["pair_ratio"] is None
+        assert large["pair_ratio"] == pytest.approx(large["pair_seconds"] / small["pair_seconds"])
+    assert rows[1]["pair_seconds"] == pytest.approx(rows[1]["seconds"] / (2 * 80 * 170 * 4))
+
+
 def test_cases():
     paper = Case.paper(256, 2, 16, 16, 4)
     assert len(paper.features) == 86
@@ -291,6 +309,7 @@ def test_exponent():
     [
         (["loss", "--groups", "0"], "groups=0 must be at least 1"),
         (["loss", "--width", "0"], "width=0 must be at least 1"),
+        (["loss", "--width", "64,x"], "width='64,x': give a whole number or several"),
         (["loss", "--negatives", "-1"], "negatives=-1 must not be below 0"),
         (["loss", "--base", "8", "--width", "8"], "base and width are given"),
         (["loss", "--dtype", "float8"], "dtype='float8' is not known"),

@@ -21,12 +21,10 @@ from tests.support.accuracy import error
 from tests.support.cases import slow_after
 from tests.support.golden_losses import CASES, deviation, exact, golden_inputs
 from tests.support.interpreter import DEVICE, _bfloat16_on_the_cpu, _kernels_everywhere  # noqa: F401
+from tests.support.kernel_losses import KINDS, compare, features, run, samples
 
 pytest.importorskip("triton")
-LIFT = 2**10
 PASSES = (kernels.scale_kernel, kernels.products_kernel, kernels.gradient_kernel)
-# Maximum relative errors.
-ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 2e-3, torch.float16: 1e-3}
 
 
 @pytest.fixture
@@ -41,69 +39,6 @@ def launches(monkeypatch):
 
     monkeypatch.setattr(Launch, "__call__", call)
     return launched
-
-
-def samples(kind, sizes, width, groups=2, dtype=torch.float32, seed=0):
-    """Draw generated, negatives and positives ``[groups, n, width]``, rounded to the dtype."""
-    rng = np.random.default_rng(seed)
-    offset, centers = 30 * rng.normal(size=width), rng.normal(size=(3, width))
-    out = []
-    for number, n in enumerate(sizes):
-        x = rng.normal(size=(groups, n, width)) + 0.3 * number
-        if kind == "offset":
-            x += offset
-        if kind == "far":
-            x += 200
-        if kind == "clustered":
-            x = centers[rng.integers(0, 3, (groups, n))] + 1e-2 * x
-        if kind == "duplicate":
-            x[:, 1::2] = x[:, : n // 2]
-            if number:
-                x[:, :4] = out[0][:, :1]
-        if kind == "outlier":
-            x[0, -1] *= 1e4
-        out.append(x)
-    return [torch.tensor(x).to(dtype) for x in out]
-
-
-def run(loss, gen, pos, neg=None, **weights):
-    gen = gen.to(DEVICE).clone().requires_grad_()
-    out = loss(gen, pos.to(DEVICE), None if neg is None else neg.to(DEVICE), **weights)
-    # A scaled loss, as in mixed precision: float16 underflows at 6e-8.
-    (gradient,) = torch.autograd.grad(LIFT * out.loss, gen)
-    return out, gradient.double() / LIFT
-
-
-def compare(gen, pos, neg, exact, weights=None, **options):
-    """Compare the kernels with the twin on inputs rounded to the dtype."""
-    dtype, groups = gen.dtype, gen.shape[0]
-    sizes = [gen.shape[1], 0 if neg is None else neg.shape[1], pos.shape[1]]
-    wg, wn, wp = weights or [np.ones((groups, n)) for n in sizes]
-    loss = dg.DriftingLoss(**options)
-    named = {}
-    if weights:
-        named = {
-            "generated_weight": wg,
-            "positive_weight": wp,
-            **({} if neg is None else {"negative_weight": wn}),
-        }
-        named = {k: torch.tensor(w, dtype=torch.float32) for k, w in named.items()}
-    out, gradient = run(loss, gen, pos, neg, **named)
-    empty = torch.zeros(groups, 0, gen.shape[2])
-    per_group, scale, drift, expected = exact(
-        gen.double(), pos.double(), (empty if neg is None else neg).double(), loss.temperatures, wg, wn, wp
-    )
-    assert error(out.scale, scale) < ALLOWED[dtype]
-    assert error(out.drift, drift) < ALLOWED[dtype]
-    assert error(out.per_group, per_group) < ALLOWED[dtype]
-    assert error(out.loss, np.mean(per_group)) < ALLOWED[dtype]
-    # Rounding a few gradients to 16 bits alone may exceed the allowed error.
-    rounded = (torch.tensor(expected) * LIFT / groups).to(dtype).double() / LIFT
-    assert error(gradient * groups, expected) < max(ALLOWED[dtype], 1.2 * error(rounded * groups, expected))
-    return out, gradient
-
-
-KINDS = ["random", "offset", "far", "clustered", "duplicate", "outlier"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -222,13 +157,6 @@ def test_temperatures(temperatures, launches):
     gen, neg, pos = samples("random", (6, 3, 5), 10)
     compare(gen, pos, neg, twin.release_loss, temperatures=temperatures)
     assert len(launches) == 3
-
-
-def features(seed, n, dtype, requires=False):
-    rng = torch.Generator().manual_seed(seed)
-    shapes = {"a": (2, 4), "b": (1, 4), "d": (1, 34)}
-    out = {k: torch.randn(2, n, *s, generator=rng).to(dtype) + 0.1 * seed for k, s in shapes.items()}
-    return {k: v.to(DEVICE).requires_grad_(requires) for k, v in out.items()}
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,13 @@ def my_kernel(distance, temperature):
         ({"kernel": my_kernel}, "kernel 'my_kernel' has no GPU kernel"),
         ({"temperatures": (1.0,) * 5}, "5 temperatures, the kernels take up to 4"),
         ({"sizes": (64, 32, 128)}, None),
-        ({"sizes": (65, 16, 16)}, "groups have 65 generated samples, the kernels take up to 64"),
-        ({"sizes": (64, 33, 128)}, "64 generated, 128 positive and 33 negative samples do not fit"),
-        ({"sizes": (8, 4, 129)}, "groups have 129 positives, the kernels take up to 128"),
-        ({"sizes": (8, 129, 4)}, "groups have 129 negatives, the kernels take up to 128"),
+        ({"sizes": (65, 33, 129)}, None),
+        ({"sizes": (1024, 64, 4032)}, None),
+        ({"sizes": (1025, 16, 16)}, "groups have 1025 generated samples, the kernels take up to 1024"),
+        (
+            {"sizes": (8, 65, 4032)},
+            "groups have 4032 positives and 65 negatives, the kernels take up to 4096 of both",
+        ),
         ({"types": (torch.bfloat16,) * 3}, None),
         ({"types": (torch.float16,) * 3}, None),
         ({"types": (torch.float64,) * 3}, "samples are float64"),
@@ -81,7 +84,7 @@ def caught_warnings(loss, *sets):
 
 
 def test_a_loss_outside_the_kernels_warns_once_for_each_reason():
-    few, many = (torch.randn(1, n, 8, device=DEVICE) for n in (4, 65))
+    few, many = (torch.randn(1, n, 2, device=DEVICE) for n in (4, 1025))
     for loss in (dg.DriftingLoss(kernel=my_kernel), dg.DriftingLoss(kernel=my_kernel)):
         (warning,) = caught_warnings(loss, few, few, many)
         assert str(warning.message).startswith("DriftingLoss runs in plain PyTorch on ")
@@ -89,7 +92,7 @@ def test_a_loss_outside_the_kernels_warns_once_for_each_reason():
         assert warning.category is UserWarning
         assert warning.filename == __file__  # the caller of the loss
     first, second = caught_warnings(dg.DriftingLoss(), many, few.double(), many, few.double(), few)
-    assert "groups have 65 generated samples, the kernels take up to 64" in str(first.message)
+    assert "groups have 1025 generated samples, the kernels take up to 1024" in str(first.message)
     assert "samples are float64" in str(second.message)
 
 

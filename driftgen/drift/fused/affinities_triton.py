@@ -13,6 +13,7 @@ import triton.language as tl
 from driftgen.drift.fused.distances_triton import distances, pair_mask
 
 __all__ = [
+    "PADDED",
     "affinity",
     "column_sum",
     "inverse_root",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from driftgen.drift.batching import Bucket
-from driftgen.drift.fused.shapes import KERNELS, BucketShape, block_size
+from driftgen.drift.fused.shapes import KERNELS, BucketShape
 from driftgen.drift.interfaces import Settings
 from driftgen.drift.normalization import both, over_y
 from driftgen.ops.dispatch import has_kernels
@@ -16,8 +16,7 @@ from driftgen.ops.dispatch import has_kernels
 __all__ = ["unsupported_reason"]
 
 MAX_TEMPERATURES = 4
-# Distances and coefficients of a problem must fit registers and shared memory.
-MAX_GENERATED, MAX_OTHERS, MAX_PAIRS = 64, 128, 64 * 224
+MAX_GENERATED, MAX_OTHERS = 1024, 4096  # as far as the kernels are tested
 DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 
 
@@ -25,7 +24,7 @@ def unsupported_reason(settings: Settings, buckets: Sequence[Bucket]) -> str | N
     """Return the reason why the kernels do not support a call, or None if they do.
 
     Supported are normalized features, all kernels of the library, both-axis and y normalization, up to four
-    temperatures, up to 64 generated samples and 128 + 32 others in a group, and one 16- or 32-bit dtype for
+    temperatures, up to 1,024 generated samples and 4,096 others in a group, and one 16- or 32-bit dtype for
     all samples of a width. Weights, conventions, factors, widths and the number of groups are free. Distances
     must lie between 1e-15 and 1e15, which is not checked: reading them would synchronize with the host.
     """
@@ -51,7 +50,6 @@ def _dtype_reason(bucket: Bucket) -> str | None:
 
 @functools.lru_cache(maxsize=512)
 def _shape_reason(settings: Settings, shape: BucketShape) -> str | None:
-    blocks = [block_size(samples) for samples in shape.samples if samples]
     generated, negatives, positives = shape.samples
     if not settings.normalize_features:
         return "normalize_features=False has no GPU kernel"
@@ -63,12 +61,9 @@ def _shape_reason(settings: Settings, shape: BucketShape) -> str | None:
         return f"{len(settings.temperatures)} temperatures, the kernels take up to {MAX_TEMPERATURES}"
     if generated > MAX_GENERATED:
         return f"groups have {generated} generated samples, the kernels take up to {MAX_GENERATED}"
-    if max(positives, negatives) > MAX_OTHERS:
-        which = "positives" if positives > MAX_OTHERS else "negatives"
-        return f"groups have {max(positives, negatives)} {which}, the kernels take up to {MAX_OTHERS}"
-    if blocks[0] * sum(blocks) > MAX_PAIRS:
-        sizes = f"{generated} generated, {positives} positive and {negatives} negative samples"
-        return f"groups of {sizes} do not fit on-chip memory"
+    if positives + negatives > MAX_OTHERS:
+        others = f"{positives} positives and {negatives} negatives"
+        return f"groups have {others}, the kernels take up to {MAX_OTHERS} of both"
     # Kernels index the samples of one group with 32-bit integers.
     if max(shape.samples) * max(shape.vectors) * shape.width >= 2**31:
         return "a feature has 2³¹ or more elements in a group"

@@ -6,22 +6,30 @@ import triton
 import triton.language as tl
 
 __all__ = [
+    "CLOSE",
     "FIELDS",
     "FIRST",
     "GENERATED",
     "GRADIENT",
     "GROUP_STRIDE",
+    "MAX_SQUARE",
     "NEGATIVES",
     "POSITION",
     "POSITIVES",
     "VECTORS",
     "address",
+    "centered",
+    "diagonal",
     "distances",
     "distances_and_norms",
+    "load_rows",
     "load_tiles",
+    "locate",
     "locate_problem",
+    "median_of_three",
     "pair_mask",
     "sample_norms_size",
+    "squares",
 ]
 
 # Columns of the feature table: offsets of the sets and of the gradient from ``origin``, and layout.
@@ -53,11 +61,17 @@ def _samples(origin, table, feature, column: tl.constexpr, group, vector, width)
 
 
 @triton.jit
-def _load_tile(pointer, stride, samples, width, k, B: tl.constexpr, BK: tl.constexpr):
-    """Load elements k to k + BK of each sample, ``[B, BK]``, zero outside."""
-    row, column = tl.arange(0, B), k + tl.arange(0, BK)
+def load_rows(pointer, stride, first, samples, width, k, B: tl.constexpr, BK: tl.constexpr):
+    """Load elements k to k + BK of the B samples from ``first``, ``[B, BK]``, zero outside."""
+    row, column = first + tl.arange(0, B), k + tl.arange(0, BK)
     inside = (row < samples)[:, None] & (column < width)[None, :]
     return tl.load(pointer + row[:, None] * stride + column[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _load_tile(pointer, stride, samples, width, k, B: tl.constexpr, BK: tl.constexpr):
+    """Load elements k to k + BK of each sample, ``[B, BK]``, zero outside."""
+    return load_rows(pointer, stride, 0, samples, width, k, B, BK)
 
 
 @triton.jit
@@ -67,7 +81,7 @@ def _load_sample(pointer, stride, sample, width, k, BK: tl.constexpr):
 
 
 @triton.jit
-def _median_of_three(gen, pos, stride, N, P, width, k, BK: tl.constexpr):
+def median_of_three(gen, pos, stride, N, P, width, k, BK: tl.constexpr):
     """Coordinate-wise median of three samples, ``[BK]``. One outlier cannot move it."""
     a = _load_sample(gen, stride, 0, width, k, BK)
     b = _load_sample(gen, stride, N // 2, width, k, BK)
@@ -83,26 +97,27 @@ def _max_deviation(tile, center, samples, B: tl.constexpr):
 
 
 @triton.jit
-def _centered(tile, center, samples, B: tl.constexpr, WORK: tl.constexpr):
+def centered(tile, center, samples, B: tl.constexpr, WORK: tl.constexpr):
     inside = (tl.arange(0, B) < samples)[:, None]
     return tl.where(inside, tile.to(tl.float32) - center[None, :], 0.0).to(WORK)
 
 
 @triton.jit
-def _norms(product, B: tl.constexpr):
+def diagonal(product, B: tl.constexpr):
+    """Squared norms of B samples from their products with each other."""
     i = tl.arange(0, B)
     return tl.sum(tl.where(i[:, None] == i[None, :], product, 0.0), axis=1)
 
 
 @triton.jit
-def _squares(product, square_x, square_y):
+def squares(product, square_x, square_y):
     # Rounding may make a square negative. Its absolute value is no less accurate, and taking it is free.
     return tl.minimum(tl.abs(square_x[:, None] + square_y[None, :] - 2 * product), MAX_SQUARE)
 
 
 @triton.jit
 def _all_squares(xx, xu, xp, norm_x, norm_u, norm_p):
-    return _squares(xx, norm_x, norm_x), _squares(xu, norm_x, norm_u), _squares(xp, norm_x, norm_p)
+    return squares(xx, norm_x, norm_x), squares(xu, norm_x, norm_u), squares(xp, norm_x, norm_p)
 
 
 @triton.jit
@@ -151,15 +166,15 @@ def _products(
         u = _load_tile(neg, stride, M, width, k, BM, BK)
         p = _load_tile(pos, stride, P, width, k, BP, BK)
         if CENTERED:
-            center = _median_of_three(gen, pos, stride, N, P, width, k, BK)
+            center = median_of_three(gen, pos, stride, N, P, width, k, BK)
             deviation = tl.maximum(_max_deviation(x, center, N, BN), _max_deviation(u, center, M, BM))
             deviation = tl.maximum(deviation, _max_deviation(p, center, P, BP))
             # Differences from a number are exact between its half and its double (Sterbenz).
             center = tl.where(2 * deviation <= tl.abs(center), center, 0.0)
             x, u, p = (
-                _centered(x, center, N, BN, WORK),
-                _centered(u, center, M, BM, WORK),
-                _centered(p, center, P, BP, WORK),
+                centered(x, center, N, BN, WORK),
+                centered(u, center, M, BM, WORK),
+                centered(p, center, P, BP, WORK),
             )
         xx, xu, xp = tl.dot(x, tl.trans(x), xx), tl.dot(x, tl.trans(u), xu), tl.dot(x, tl.trans(p), xp)
         if OWN:
@@ -183,14 +198,14 @@ def distances_and_norms(
         xx, xu, xp, uu, pp = _products(
             gen, neg, pos, stride, N, M, P, width, False, True, WORK, BN, BM, BP, BK
         )
-        norm_x, norm_u, norm_p = _norms(xx, BN), _norms(uu, BM), _norms(pp, BP)
+        norm_x, norm_u, norm_p = diagonal(xx, BN), diagonal(uu, BM), diagonal(pp, BP)
         dx, du, dp = _all_squares(xx, xu, xp, norm_x, norm_u, norm_p)
         close = _is_close(dx, norm_x, norm_x, N, N, BN, BN) | _is_close(dp, norm_x, norm_p, N, P, BN, BP)
         if close:
             xx, xu, xp, uu, pp = _products(
                 gen, neg, pos, stride, N, M, P, width, True, True, WORK, BN, BM, BP, BK
             )
-            norm_x, norm_u, norm_p = _norms(xx, BN), _norms(uu, BM), _norms(pp, BP)
+            norm_x, norm_u, norm_p = diagonal(xx, BN), diagonal(uu, BM), diagonal(pp, BP)
             dx, du, dp = _all_squares(xx, xu, xp, norm_x, norm_u, norm_p)
         tl.store(sample_norms + tl.arange(0, BN), norm_x)
         tl.store(sample_norms + BN + tl.arange(0, BM), norm_u)
@@ -247,21 +262,26 @@ def load_tiles(
     u = _load_tile(neg, stride, M, width, k, BM, BK)
     p = _load_tile(pos, stride, P, width, k, BP, BK)
     if DIRECT:
-        center = _median_of_three(gen, pos, stride, N, P, width, k, BK)
-        x = _centered(x, center, N, BN, WORK)
-        u = _centered(u, center, M, BM, WORK)
-        p = _centered(p, center, P, BP, WORK)
+        center = median_of_three(gen, pos, stride, N, P, width, k, BK)
+        x = centered(x, center, N, BN, WORK)
+        u = centered(u, center, M, BM, WORK)
+        p = centered(p, center, P, BP, WORK)
     return x, u, p
 
 
 @triton.jit
 def locate_problem(origin, table, feature_of_vector, V, N, M, P, width):
-    """Locate this program's problem.
+    """Locate this program's problem; see :func:`locate`."""
+    return locate(tl.program_id(0).to(tl.int64), origin, table, feature_of_vector, V, N, width)
+
+
+@triton.jit
+def locate(pid, origin, table, feature_of_vector, V, N, width):
+    """Locate a problem.
 
     Returns its index, group, feature, position of the feature in the call, pointers to the three sets, the
     stride between samples, and its offset within the gradient of the feature.
     """
-    pid = tl.program_id(0).to(tl.int64)
     group, vector = pid // V, pid % V
     feature = tl.load(feature_of_vector + vector)
     vectors = tl.load(table + feature * FIELDS + VECTORS)

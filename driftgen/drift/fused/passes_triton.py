@@ -40,7 +40,7 @@ from driftgen.drift.fused.distances_triton import (
     sample_norms_size,
 )
 
-__all__ = ["gradient_kernel", "products_kernel", "scale_kernel"]
+__all__ = ["add_product", "gradient_kernel", "products_kernel", "scale_kernel"]
 
 
 @triton.jit(do_not_specialize=["V"])
@@ -65,7 +65,7 @@ def scale_kernel(
 
 
 @triton.jit
-def _add_product(total, a, y):
+def add_product(total, a, y):
     """total + A·y."""
     if y.dtype == tl.float32:
         return tl.dot(a, y, total, input_precision="ieee")
@@ -207,8 +207,8 @@ def products_kernel(
         x, u, p = load_tiles(gen, neg, pos, stride, N, M, P, width, k, DIRECT, WORK, BN, BM, BP, BK)
         drifts = ()
         for r in tl.static_range(R):
-            drift = _add_product(tl.zeros((BN, BK), tl.float32), by_x[r], x)
-            drifts = drifts + (_add_product(_add_product(drift, by_u[r], u), by_p[r], p),)
+            drift = add_product(tl.zeros((BN, BK), tl.float32), by_x[r], x)
+            drifts = drifts + (add_product(add_product(drift, by_u[r], u), by_p[r], p),)
         updated = ()
         for r in tl.static_range(R):
             for s in tl.static_range(r, R):
@@ -297,10 +297,10 @@ def gradient_kernel(
     i = tl.arange(0, BN)
     for k in range(0, width, BK):
         x, u, p = load_tiles(gen, neg, pos, stride, N, M, P, width, k, DIRECT, WORK, BN, BM, BP, BK)
-        drift = _add_product(tl.zeros((BN, BK), tl.float32), hx, x)
-        drift = _add_product(_add_product(drift, hu, u), hp, p)
+        drift = add_product(tl.zeros((BN, BK), tl.float32), hx, x)
+        drift = add_product(add_product(drift, hu, u), hp, p)
         if tl.float32 != WORK:
-            drift = _add_product(_add_product(_add_product(drift, lx, x), lu, u), lp, p)
+            drift = add_product(add_product(add_product(drift, lx, x), lu, u), lp, p)
         drift *= factor
         column = k + tl.arange(0, BK)
         inside = (i < N)[:, None] & (column < width)[None, :]

@@ -13,7 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from driftgen.drift.fused.shapes import KERNELS, BucketShape, block_size
+from driftgen.drift.fused.shapes import KERNELS, BucketShape, block_size, fits_one_program
+from driftgen.drift.fused.tiled_plan import TiledPasses, TiledProducts, TiledScale, plan_tiles
 from driftgen.drift.interfaces import LossCall, Settings
 from driftgen.drift.normalization import both
 from driftgen.ops.launch import Launch
@@ -39,8 +40,8 @@ class WidthPlan:
     feature_of_vector: Tensor  # index of each vector's feature within the bucket
     sample_norms: int  # float32 elements that the first pass stores for later passes
     softmax_terms: int  # float32 elements that the second pass stores for the gradient
-    scale: Launch
-    products: Launch
+    scale: Launch | TiledScale
+    products: Launch | TiledProducts
     scale_statistics: tuple[Launch, ...]
     drift_statistics: tuple[Launch, ...]
     group_statistics: Launch
@@ -84,12 +85,11 @@ def _width_plan(
     s: Settings, shape: BucketShape, weighted: bool, needs_gradient: bool, source: Source,
     device: torch.device, features: int,
 ) -> WidthPlan:  # fmt: skip
-    from driftgen.drift.fused import passes_triton as kernels
     from driftgen.drift.fused import statistics_triton as statistics
 
     r = len(s.temperatures)
     masked = math.isinf(s.guards.self_distance)
-    sizes = [shape.all_vectors, *shape.samples, shape.width, s.guards.min_distance]
+    sizes: list[float] = [shape.all_vectors, *shape.samples, shape.width, s.guards.min_distance]
     self_distance = 0.0 if masked else s.guards.self_distance
     factors = [self_distance, s.guards.min_affinity, float(s.attraction), float(s.repulsion)]
     constants = {
@@ -103,10 +103,6 @@ def _width_plan(
 
     def launch(kernel: Any, programs: int, *arguments: float, **options: Any) -> Launch:
         return Launch(kernel, programs, device, *arguments, **options)
-
-    def gradient_launch(by_group: int) -> Launch:
-        options = constants | shape.build_options("gradient_kernel")
-        return launch(kernels.gradient_kernel, shape.problems, by_group, *sizes, *factors, **options)
 
     def statistics_launches(kernel: Any, *arguments: float, **options: Any) -> tuple[Launch, ...]:
         stages = [(True, True)] if source == "measured" else [(True, False), (False, True)]
@@ -122,19 +118,19 @@ def _width_plan(
     counts = shape.groups, shape.all_vectors, shape.samples[0]
     pairs = shape.groups * sum(shape.samples)
     owner = torch.arange(len(shape.vectors)).repeat_interleave(torch.tensor(shape.vectors))
-    plan = WidthPlan(
+    passes: _WholePasses | TiledPasses
+    if fits_one_program(shape):
+        passes = _plan_whole(shape, constants, sizes, factors, needs_gradient, device)
+    else:
+        passes = plan_tiles(shape, constants, s.guards.min_distance, factors, device)
+    passes.prepare(shape.dtype, needs_gradient)
+    return WidthPlan(
         shape,
         owner.to(device, non_blocking=True),
-        shape.problems * shape.sample_norms_size,
-        shape.problems * shape.softmax_terms_size(r) if needs_gradient else 1,
-        launch(
-            kernels.scale_kernel, shape.problems, *sizes,
-            WEIGHTED=weighted, **shape.build_options("scale_kernel"),
-        ),
-        launch(
-            kernels.products_kernel, shape.problems, *sizes, *factors,
-            STORE_TERMS=needs_gradient, **(constants | shape.build_options("products_kernel")),
-        ),
+        passes.sample_norms,
+        passes.softmax_terms,
+        passes.scale,
+        passes.products,
         statistics_launches(
             statistics.scale_statistics, pairs, shape.width, s.guards.min_scale, WEIGHTED=weighted
         ),
@@ -146,19 +142,49 @@ def _width_plan(
             statistics.group_statistics, shape.groups, shape.all_vectors, features,
             R=r, **_block_options(shape.all_vectors),
         ),
-        (gradient_launch(0), gradient_launch(1)),
+        passes.gradients,
     )  # fmt: skip
-    _compile_in_background(plan, needs_gradient)
-    return plan
 
 
-def _compile_in_background(plan: WidthPlan, needs_gradient: bool) -> None:
-    """Compile the three largest kernels in parallel, for the dtypes that the engine passes."""
-    inputs = plan.shape.dtype, torch.int64, torch.int64, torch.float32
-    plan.scale.prepare(*inputs, *[torch.float32] * 2)
-    plan.products.prepare(*inputs, torch.float64, *[torch.float32] * 4)
-    if needs_gradient:
-        plan.gradients[0].prepare(*inputs, torch.float64, *[torch.float32] * 5)
+@dataclass(frozen=True, eq=False)
+class _WholePasses:
+    """The passes of one width if one program computes a whole problem."""
+
+    sample_norms: int
+    softmax_terms: int
+    scale: Launch
+    products: Launch
+    gradients: tuple[Launch, Launch]
+
+    def prepare(self, dtype: torch.dtype, needs_gradient: bool) -> None:
+        """Compile the kernels in parallel, for the dtypes that the engine passes."""
+        inputs = dtype, torch.int64, torch.int64, torch.float32
+        self.scale.prepare(*inputs, *[torch.float32] * 2)
+        self.products.prepare(*inputs, torch.float64, *[torch.float32] * 4)
+        if needs_gradient:
+            self.gradients[0].prepare(*inputs, torch.float64, *[torch.float32] * 5)
+
+
+def _plan_whole(
+    shape: BucketShape, constants: dict[str, Any], sizes: list[float], factors: list[float],
+    needs_gradient: bool, device: torch.device,
+) -> _WholePasses:  # fmt: skip
+    from driftgen.drift.fused import passes_triton as kernels
+
+    def launch(kernel: Any, *arguments: float, **options: Any) -> Launch:
+        options |= shape.build_options(kernel.__name__)
+        return Launch(kernel, shape.problems, device, *arguments, **options)
+
+    gradients = [
+        launch(kernels.gradient_kernel, by_group, *sizes, *factors, **constants) for by_group in (0, 1)
+    ]
+    return _WholePasses(
+        shape.problems * shape.sample_norms_size,
+        shape.problems * shape.softmax_terms_size(constants["R"]) if needs_gradient else 1,
+        launch(kernels.scale_kernel, *sizes, WEIGHTED=constants["WEIGHTED"]),
+        launch(kernels.products_kernel, *sizes, *factors, STORE_TERMS=needs_gradient, **constants),
+        (gradients[0], gradients[1]),
+    )
 
 
 def _block_options(problems: int) -> dict[str, int]:

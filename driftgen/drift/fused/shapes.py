@@ -13,11 +13,13 @@ from driftgen.drift.batching import Bucket
 from driftgen.drift.kernels import gaussian, inverse_multiquadric, laplace
 from driftgen.ops.dispatch import power_of_two
 
-__all__ = ["BUILD", "KERNELS", "BucketShape", "block_size"]
+__all__ = ["BUILD", "KERNELS", "BucketShape", "block_size", "fits_one_program"]
 
 KERNELS = (laplace, gaussian, inverse_multiquadric)  # in the order of their constants in affinities_triton
 MAX_DIRECT_WIDTH = 32  # up to this width, differences are faster than tensor cores
 MAX_DIRECT_GENERATED = 8  # up to this many generated samples, 16-bit rounding does not average out
+# One program computes a whole problem if its distances and coefficients fit registers and shared memory.
+MAX_GENERATED, MAX_OTHERS, MAX_PAIRS = 64, 128, 64 * 224
 DIRECT_TILE = 32  # tile width in float32: more does not fit beside A
 # Elements of a sample in a tile, warps, pipeline stages, maximum registers; found by benchmarks/tune.py.
 BUILD: dict[str, dict[str, int | None]] = {
@@ -30,6 +32,13 @@ BUILD: dict[str, dict[str, int | None]] = {
 def block_size(samples: int) -> int:
     """Rows of the tile that holds this many samples."""
     return max(16, power_of_two(samples))
+
+
+def fits_one_program(shape: BucketShape) -> bool:
+    """Return True if one program computes a whole problem, False if it is cut into tiles."""
+    generated, *others = shape.samples
+    blocks = [block_size(samples) for samples in shape.samples if samples]
+    return generated <= MAX_GENERATED and max(others) <= MAX_OTHERS and blocks[0] * sum(blocks) <= MAX_PAIRS
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,11 +99,16 @@ class BucketShape:
             or self.samples[0] <= MAX_DIRECT_GENERATED
         )
 
-    def build_options(self, kernel: str) -> dict[str, Any]:
-        """Constants and compiler options of a kernel for this shape."""
+    @functools.cached_property
+    def work_type(self) -> Any:
+        """Triton's dtype of the operands of products."""
         import triton.language as tl
 
         dtypes = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+        return tl.float32 if self.direct else dtypes[self.dtype]
+
+    def build_options(self, kernel: str) -> dict[str, Any]:
+        """Constants and compiler options of a kernel for this shape, if one program computes a problem."""
         bn, bm, bp = self.blocks
         build = BUILD[kernel]
         large = bn * (bn + bm + bp) > 64 * 160
@@ -105,7 +119,7 @@ class BucketShape:
                 "maxnreg": None,
             }
         return build | {
-            "WORK": tl.float32 if self.direct else dtypes[self.dtype],
+            "WORK": self.work_type,
             "DIRECT": self.direct,
             "RAGGED": self.samples != self.blocks,
             "BN": bn,

@@ -1,0 +1,177 @@
+"""Launches of the kernels for large groups, in place of one launch for each pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from driftgen.drift.fused.shapes import BucketShape
+from driftgen.drift.fused.tile_sizes import Tile, find_tile
+from driftgen.ops.launch import Launch
+
+__all__ = ["TiledPasses", "TiledProducts", "TiledScale", "plan_tiles"]
+
+CENTER_TILE = 64  # coordinates that one program of center_kernel adds up
+
+
+@dataclass(frozen=True, eq=False)
+class TiledScale:
+    """The first pass: data of the samples, and sums of distances of each problem."""
+
+    tiles: int
+    launches: tuple[Launch, ...]  # the last one sums distances
+
+    def __call__(self, *tensors: Tensor) -> None:
+        """Write the sums of distances and the data of the samples. Takes the tensors of ``scale_kernel``."""
+        origin, table, owner, weight, sums, sample_data = tensors
+        *before, scale = self.launches
+        for launch in before:
+            launch(origin, table, owner, sample_data)
+        partial = torch.empty(len(sums), self.tiles, dtype=torch.float32, device=sums.device)
+        scale(origin, table, owner, weight, sample_data, partial)
+        torch.sum(partial, dim=1, out=sums)
+
+
+@dataclass(frozen=True, eq=False)
+class TiledProducts:
+    """The second pass: softmax terms, and products of the drifts of each problem."""
+
+    tiles: int
+    launches: tuple[Launch, ...]  # the last one computes products
+
+    def __call__(self, *tensors: Tensor) -> None:
+        """Write the products and the softmax terms. Takes the tensors of ``products_kernel``."""
+        *inputs, products, softmax_terms = tensors
+        *before, last = self.launches
+        for launch in before:
+            launch(*inputs, softmax_terms)
+        problems, r, _ = products.shape
+        partial = torch.empty(problems, self.tiles, r, r, dtype=torch.float32, device=products.device)
+        last(*inputs, partial, softmax_terms)
+        torch.sum(partial, dim=1, out=products)
+
+
+@dataclass(frozen=True, eq=False)
+class TiledPasses:
+    """The passes of one width, and the sizes of what they store, in float32 elements."""
+
+    sample_norms: int  # with flags and centers
+    softmax_terms: int
+    scale: TiledScale
+    products: TiledProducts
+    gradients: tuple[Launch, Launch]
+
+    def prepare(self, dtype: torch.dtype, needs_gradient: bool) -> None:
+        """Compile the kernels in parallel, for the dtypes that the engine passes."""
+        samples, values = (dtype, torch.int64, torch.int64), torch.float32
+        *before, scale = self.scale.launches
+        for launch in before:
+            launch.prepare(*samples, values)
+        scale.prepare(*samples, *[values] * 3)
+        *before, products = self.products.launches
+        for launch in before:
+            launch.prepare(*samples, values, torch.float64, *[values] * 3)
+        products.prepare(*samples, values, torch.float64, *[values] * 4)
+        if needs_gradient:
+            self.gradients[0].prepare(*samples, values, torch.float64, *[values] * 5)
+
+
+def plan_tiles(
+    shape: BucketShape, constants: Mapping[str, Any], min_distance: float, factors: list[float],
+    device: torch.device,
+) -> TiledPasses:  # fmt: skip
+    """Plan the launches of a shape.
+
+    ``constants`` and ``factors`` (self-distance, floor, attraction, repulsion) are those of the kernels for
+    small groups.
+    """
+    from driftgen.drift.fused import tiled_drift_triton as drift
+    from driftgen.drift.fused import tiled_gradient_triton as gradient
+    from driftgen.drift.fused import tiled_softmax_triton as softmax
+    from driftgen.drift.fused import tiles_triton as samples
+
+    generated, total, r = shape.samples[0], sum(shape.samples), constants["R"]
+    sizes = [shape.all_vectors, *shape.samples, shape.width]
+    work = shape.work_type
+
+    def options(tile: Tile, *names: str) -> dict[str, Any]:
+        """Constants of a kernel; those of ``constants`` by name."""
+        ragged = any(count % tile.columns for count in shape.samples)
+        return tile.options() | {name: constants[name] for name in names} | {
+            "WORK": work, "DIRECT": shape.direct, "RAGGED": ragged, "ONE": shape.width <= tile.inner,
+            "DK": CENTER_TILE, "BN": tile.rows, "BM": tile.columns, "BK": tile.inner,
+        }  # fmt: skip
+
+    def launch(kernel: Any, programs: int, *arguments: float, **options: Any) -> Launch:
+        return Launch(kernel, shape.problems * programs, device, *arguments, **options)
+
+    softmaxes = ("R", "KERNEL", "BOTH", "MASKED", "WEIGHTED_SOFTMAX")
+    before = []
+    if not shape.direct:
+        center, norms = find_tile("center", shape), find_tile("norms", shape)
+        before.append(
+            launch(
+                samples.center_kernel, _divide(shape.width, CENTER_TILE), *sizes,
+                B=center.rows, DK=CENTER_TILE, **center.options(),
+            )
+        )  # fmt: skip
+        before.append(
+            launch(
+                samples.norms_kernel, _tiles(norms.rows, *shape.samples), *sizes,
+                WORK=work, DK=CENTER_TILE, BN=norms.rows, BK=norms.inner, **norms.options(),
+            )
+        )  # fmt: skip
+    tile = find_tile("scale", shape)
+    scale_tiles = _divide(generated, tile.rows)
+    scale = launch(softmax.tiled_scale_kernel, scale_tiles, *sizes, min_distance, **options(tile, "WEIGHTED"))
+    tile = find_tile("softmax", shape)
+    own = shape.samples if constants["BOTH"] else (generated,)
+    launches = [
+        launch(
+            softmax.softmax_kernel, _tiles(tile.rows, *own), *sizes, min_distance, factors[0],
+            **options(tile, *softmaxes),
+        )
+    ]  # fmt: skip
+    last = find_tile("products", shape)
+    if not last.defer:
+        tile = find_tile("affinity", shape)
+        launches.append(
+            launch(
+                drift.affinity_kernel, _divide(generated, tile.rows), *sizes, min_distance, *factors[:2],
+                **options(tile, "WEIGHTED", *softmaxes),
+            )
+        )  # fmt: skip
+    parts = _divide(generated, last.rows) * _divide(shape.width, last.outer)
+    products = launch(
+        drift.tiled_products_kernel, parts, *sizes, min_distance, *factors,
+        DEFER=last.defer, BD=last.outer, **options(last, "WEIGHTED", *softmaxes),
+    )  # fmt: skip
+    tile = find_tile("gradient", shape)
+    programs = _divide(generated, tile.rows) * _divide(shape.width, tile.outer)
+    gradients = [
+        launch(
+            gradient.tiled_gradient_kernel, programs, by_group, *sizes, min_distance, *factors,
+            BD=tile.outer, **options(tile, "WEIGHTED", *softmaxes),
+        )
+        for by_group in (0, 1)
+    ]  # fmt: skip
+    data = total + 1 + 4 * _divide(shape.width, CENTER_TILE) + shape.width
+    return TiledPasses(
+        1 if shape.direct else shape.problems * (_divide(data, 4) * 4),
+        shape.problems * (total * (1 + r) + generated * (1 + 3 * r)),
+        TiledScale(scale_tiles, (*before, scale)),
+        TiledProducts(parts, (*launches, products)),
+        (gradients[0], gradients[1]),
+    )
+
+
+def _divide(count: int, size: int) -> int:
+    return -(-count // size)
+
+
+def _tiles(size: int, *counts: int) -> int:
+    return sum(_divide(count, size) for count in counts)

@@ -1,0 +1,204 @@
+"""The first sweeps over the tiles of large groups: sums of distances, and softmax terms.
+
+One program computes BN rows of one problem: it sweeps over all samples, BM columns at a time, and keeps only
+sums. The sweeps, in order:
+
+1. ``tiled_scale_kernel``: Σ w ‖x − y‖ of the rows;
+2. ``softmax_kernel``: least distance and Σ k of each row and column for all temperatures. Rows are tiles of
+   all three sets: the sums of a negative or positive over generated samples are those of its column;
+3. the kernels of ``tiled_drift_triton``: sums of A, products of drifts, gradient.
+
+Every kernel writes each value once, and the tiles of a problem are added up in a fixed order, so that results
+do not depend on the order in which programs finish.
+
+Softmax terms of a problem with T samples: the distance of each sample to the nearest generated one, ``[T]``;
+the factors of columns of A, ``[R, T]``; the distance of each generated sample to the nearest of all samples,
+``[N]``; the factors of rows of A, and the sums of A over repelling and attracting samples, S⁻ and S⁺,
+``[R, N]`` each.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from driftgen.drift.fused.affinities_triton import (
+    PADDED,
+    inverse_root,
+    log2_kernel,
+    or_else,
+    row_min,
+    row_sum,
+)
+from driftgen.drift.fused.tiles_triton import (
+    column_distances,
+    column_weights,
+    count_tiles,
+    is_centered,
+    locate_tile,
+    row_tile,
+)
+
+__all__ = ["rates_of", "softmax_kernel", "terms_size", "tiled_scale_kernel", "zero_sums"]
+
+
+@triton.jit
+def _scale_sweep(
+    t, problem, counts, group, weight, out, min_distance, CENTERED: tl.constexpr, WORK: tl.constexpr,
+    WEIGHTED: tl.constexpr, RAGGED: tl.constexpr, DIRECT: tl.constexpr, ONE: tl.constexpr, DK: tl.constexpr,
+    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    rows = row_tile(t, problem, counts, CENTERED, WORK, DIRECT, ONE, DK, BN, BK)
+    _, _, tiles = count_tiles(counts, BM)
+    total = tl.zeros((BN,), tl.float32)
+    for column in range(0, tiles):
+        distance, j, exists = column_distances(
+            column, rows, problem, counts, min_distance, 0.0,
+            CENTERED, WORK, DIRECT, ONE, False, False, DK, BN, BM, BK,
+        )  # fmt: skip
+        if RAGGED or WEIGHTED:
+            distance *= column_weights(weight, group, counts, j, exists, WEIGHTED)[None, :]
+        total += tl.sum(distance, axis=1)
+    tl.store(out, tl.sum(tl.where(rows[3] < counts[0], total, 0.0), axis=0))
+
+
+@triton.jit(do_not_specialize=["V", "N", "M", "P"])
+def tiled_scale_kernel(
+    origin, table, feature_of_vector, weight, sample_data, sums, V, N, M, P, width, min_distance,
+    WORK: tl.constexpr, WEIGHTED: tl.constexpr, RAGGED: tl.constexpr, DIRECT: tl.constexpr, ONE: tl.constexpr,
+    DK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Sum Σ_ij w_j ‖x_i − y_j‖ of each tile of rows, ``[problems, tiles]``."""
+    counts = (N, M, P)
+    tiles, _, _ = count_tiles(counts, BN)
+    t, pid, group, _, _, _, problem = locate_tile(
+        tiles, origin, table, feature_of_vector, sample_data, V, counts, width, DK, DIRECT
+    )
+    out = sums + pid * tiles + t
+    if is_centered(problem, counts, DIRECT):
+        _scale_sweep(
+            t, problem, counts, group, weight, out, min_distance,
+            not DIRECT, WORK, WEIGHTED, RAGGED, DIRECT, ONE, DK, BN, BM, BK,
+        )  # fmt: skip
+    else:
+        _scale_sweep(
+            t, problem, counts, group, weight, out, min_distance,
+            False, WORK, WEIGHTED, RAGGED, DIRECT, ONE, DK, BN, BM, BK,
+        )  # fmt: skip
+
+
+@triton.jit
+def rates_of(temperatures, unit, R: tl.constexpr):
+    """1 / (τ · unit) of each temperature."""
+    rates = ()
+    for r in tl.static_range(R):
+        rates = rates + (1.0 / (tl.load(temperatures + r) * unit),)
+    return rates
+
+
+@triton.jit
+def zero_sums(R: tl.constexpr, BN: tl.constexpr):
+    values = ()
+    for _ in tl.static_range(R):
+        values = values + (tl.zeros((BN,), tl.float32),)
+    return values
+
+
+@triton.jit
+def _add_kernels(
+    near, sums, distance, w, rates, KERNEL: tl.constexpr, WEIGHTED: tl.constexpr, R: tl.constexpr
+):
+    """Add a tile to Σ k / k(near) of each row. ``near``, the least distance so far, becomes smaller."""
+    least = tl.minimum(near, row_min(distance, w, WEIGHTED))
+    reference = or_else(least, 0.0)
+    updated = ()
+    for r in tl.static_range(R):
+        most = log2_kernel(reference, rates[r], KERNEL)
+        smaller = tl.exp2(log2_kernel(near, rates[r], KERNEL) - most)
+        added = row_sum(distance, most, w, rates[r], KERNEL, WEIGHTED)
+        updated = updated + (sums[r] * smaller + added,)
+    return least, updated
+
+
+@triton.jit
+def _softmax_sweep(
+    t, problem, counts, group, weight, rates, terms, min_distance, self_distance,
+    CENTERED: tl.constexpr, WORK: tl.constexpr, RAGGED: tl.constexpr, DIRECT: tl.constexpr, ONE: tl.constexpr,
+    R: tl.constexpr, KERNEL: tl.constexpr, BOTH: tl.constexpr, MASKED: tl.constexpr,
+    WEIGHTED_SOFTMAX: tl.constexpr, DK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    N, T = counts[0], counts[0] + counts[1] + counts[2]
+    rows = row_tile(t, problem, counts, CENTERED, WORK, DIRECT, ONE, DK, BN, BK)
+    generated, _, tiles = count_tiles(counts, BM)
+    is_generated = rows[3] < N
+    near, sums = tl.full((BN,), PADDED, tl.float32), zero_sums(R, BN)
+    nearest, totals = tl.full((BN,), PADDED, tl.float32), zero_sums(R, BN)
+    for column in range(0, generated):
+        distance, j, exists = column_distances(
+            column, rows, problem, counts, min_distance, self_distance,
+            CENTERED, WORK, DIRECT, ONE, RAGGED, MASKED, DK, BN, BM, BK,
+        )  # fmt: skip
+        w = column_weights(weight, group, counts, j, exists, WEIGHTED_SOFTMAX)
+        near, sums = _add_kernels(near, sums, distance, w, rates, KERNEL, False, R)
+        if WEIGHTED_SOFTMAX:
+            nearest, totals = _add_kernels(nearest, totals, distance, w, rates, KERNEL, True, R)
+    if not WEIGHTED_SOFTMAX:  # the sums of a row begin with those over generated samples
+        nearest, totals = near, sums
+    # Columns of other samples are sums over generated samples alone.
+    end = tl.where(t < tl.cdiv(N, BN), tiles, generated)
+    for column in range(generated, end):
+        distance, j, exists = column_distances(
+            column, rows, problem, counts, min_distance, self_distance,
+            CENTERED, WORK, DIRECT, ONE, RAGGED, MASKED, DK, BN, BM, BK,
+        )  # fmt: skip
+        w = column_weights(weight, group, counts, j, exists, WEIGHTED_SOFTMAX)
+        nearest, totals = _add_kernels(nearest, totals, distance, w, rates, KERNEL, WEIGHTED_SOFTMAX, R)
+    own = rows[1] + tl.arange(0, BN) < rows[2]
+    nearest = or_else(nearest, 0.0)
+    tl.store(terms + rows[3], or_else(near, nearest), mask=own)
+    of_rows = terms + T * (1 + R)
+    tl.store(of_rows + rows[3], nearest, mask=own & is_generated)
+    for r in tl.static_range(R):
+        tl.store(terms + T * (1 + r) + rows[3], inverse_root(sums[r]), mask=own)
+        by_row = inverse_root(totals[r]) if BOTH else 1.0 / tl.maximum(totals[r], 1e-30)
+        # Rows for which no sample has weight do not drift.
+        by_row = tl.where(totals[r] > 1e-30, by_row, 0.0)
+        tl.store(of_rows + N * (1 + r) + rows[3], by_row, mask=own & is_generated)
+
+
+@triton.jit
+def terms_size(counts, R: tl.constexpr):
+    """Elements of the softmax terms of a problem."""
+    return ((counts[0] + counts[1] + counts[2]) * (1 + R) + counts[0] * (1 + 3 * R)).to(tl.int64)
+
+
+@triton.jit(do_not_specialize=["V", "N", "M", "P"])
+def softmax_kernel(
+    origin, table, feature_of_vector, weight, units, temperatures, sample_data, softmax_terms,
+    V, N, M, P, width, min_distance, self_distance,
+    WORK: tl.constexpr, RAGGED: tl.constexpr, DIRECT: tl.constexpr, ONE: tl.constexpr, R: tl.constexpr,
+    KERNEL: tl.constexpr, BOTH: tl.constexpr, MASKED: tl.constexpr, WEIGHTED_SOFTMAX: tl.constexpr,
+    DK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Store the least distances and the factors of rows and columns of A. Without normalization of columns,
+    only tiles of generated samples have programs.
+    """
+    counts = (N, M, P)
+    generated, _, all_tiles = count_tiles(counts, BN)
+    tiles = all_tiles if BOTH else generated
+    t, pid, group, _, position, _, problem = locate_tile(
+        tiles, origin, table, feature_of_vector, sample_data, V, counts, width, DK, DIRECT
+    )
+    unit = tl.load(units + position * 2).to(tl.float32)
+    rates = rates_of(temperatures, unit, R)
+    terms = softmax_terms + pid * terms_size(counts, R)
+    if is_centered(problem, counts, DIRECT):
+        _softmax_sweep(
+            t, problem, counts, group, weight, rates, terms, min_distance, self_distance * unit,
+            not DIRECT, WORK, RAGGED, DIRECT, ONE, R, KERNEL, BOTH, MASKED, WEIGHTED_SOFTMAX, DK, BN, BM, BK,
+        )  # fmt: skip
+    else:
+        _softmax_sweep(
+            t, problem, counts, group, weight, rates, terms, min_distance, self_distance * unit,
+            False, WORK, RAGGED, DIRECT, ONE, R, KERNEL, BOTH, MASKED, WEIGHTED_SOFTMAX, DK, BN, BM, BK,
+        )  # fmt: skip
