@@ -1,0 +1,115 @@
+"""Loss of large groups on a GPU, at the sizes of training: results, memory, CUDA graphs."""
+
+import pytest
+import torch
+
+import driftgen as dg
+from driftgen.ops.launch import Launch
+from tests.support.accuracy import error
+from tests.support.kernel_losses import ALLOWED, KINDS, run, samples
+
+pytestmark = pytest.mark.cuda
+LARGE = [(256, 32, 256), (640, 0, 640), (512, 64, 2048), (65, 17, 130), (1024, 96, 4000)]
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Record the names of all kernels that are launched."""
+    names, real = [], Launch.__call__
+
+    def call(self, *tensors):
+        names.append(self.kernel.__name__)
+        real(self, *tensors)
+
+    monkeypatch.setattr(Launch, "__call__", call)
+    return names
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("width", [64, 256, 1024])
+@pytest.mark.parametrize("sizes", LARGE, ids=str)
+def test_large_groups(sizes, width, dtype, launched):
+    """Against the eager path, whose distances are in float64."""
+    compare_with_eager(*samples("random", sizes, width, dtype=dtype))
+    assert launched.count("tiled_gradient_kernel") == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_of_samples(kind, dtype):
+    compare_with_eager(*samples(kind, (256, 32, 256), 128, dtype=dtype))
+
+
+@pytest.mark.parametrize("convention", ["release", "paper"])
+@pytest.mark.parametrize("width", [24, 64, 256])
+def test_large_groups_with_weights(convention, width):
+    sets = samples("random", (200, 30, 300), width, dtype=torch.bfloat16)
+    rng = torch.Generator().manual_seed(0)
+    weights = {
+        f"{name}_weight": torch.rand(2, n, generator=rng) + 0.1
+        for name, n in (("generated", 200), ("negative", 30), ("positive", 300))
+    }
+    weights["negative_weight"][:] = 0
+    compare_with_eager(*sets, weights, convention=convention)
+
+
+def compare_with_eager(gen, neg, pos, weights=None, **options):
+    neg = neg if neg.shape[1] else None
+    out, gradient = run(dg.DriftingLoss(**options), gen, pos, neg, **(weights or {}))
+    doubles = [None if t is None else t.double() for t in (gen, pos, neg)]
+    exact, expected = run(dg.DriftingLoss(**options), *doubles, **(weights or {}))
+    for name in ("loss", "per_group", "scale", "drift"):
+        assert error(getattr(out, name), getattr(exact, name)) < ALLOWED[gen.dtype], name
+    rounded = expected.to(gen.dtype).double()
+    assert error(gradient, expected) < max(ALLOWED[gen.dtype], 1.2 * error(rounded, expected))
+
+
+@pytest.mark.parametrize("width", [64, 256, 1024])
+@pytest.mark.parametrize("sizes", LARGE[:3], ids=str)
+def test_memory(sizes, width):
+    gen, neg, pos = (torch.randn(4, n, 16, width, dtype=torch.bfloat16, device="cuda") for n in sizes)
+    gen.requires_grad_()
+    sets = [{"f": gen}, {"f": pos}, *([{"f": neg}] if sizes[1] else [])]
+    loss = dg.DriftingLoss()
+    torch.autograd.grad(loss(*sets).loss, gen)
+    torch.cuda.synchronize()
+    held = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    torch.autograd.grad(loss(*sets).loss, gen)
+    torch.cuda.synchronize()
+    inputs = 2 * (gen.numel() + pos.numel() + neg.numel())
+    peak = inputs + torch.cuda.max_memory_allocated() - held
+    assert peak <= 1.3 * (inputs + 2 * gen.numel())
+
+
+def test_two_equal_runs_of_a_large_group():
+    gen, neg, pos = samples("random", (640, 20, 640), 256, groups=8, dtype=torch.bfloat16)
+    first, second = (run(dg.DriftingLoss(), gen, pos, neg) for _ in range(2))
+    assert torch.equal(first[0].loss, second[0].loss)
+    assert torch.equal(first[0].drift, second[0].drift)
+    assert torch.equal(first[1], second[1])
+
+
+def test_a_captured_loss_of_large_groups():
+    gen, neg, pos = (t.cuda() for t in samples("random", (256, 32, 256), 64, dtype=torch.bfloat16))
+    gen.requires_grad_()
+    loss = dg.DriftingLoss()
+
+    def call():
+        out = loss(gen, pos, neg)
+        return out.loss, *torch.autograd.grad(out.loss, gen)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = call()
+    with torch.no_grad():
+        gen.normal_()
+    graph.replay()
+    for got, want in zip(replayed, call(), strict=True):
+        assert torch.equal(got, want)
