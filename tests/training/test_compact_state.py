@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -314,3 +316,17 @@ def test_sizes_of_files():
     for text in ("", "MB", "60XB", "-1", "0"):
         with pytest.raises(InputError, match="write a number of bytes"):
             parse_size(text)
+
+
+def test_the_documented_sizes_are_those_of_the_results():
+    folder = Path(__file__).parents[2] / "results" / "compact-state"
+    rows = json.loads((folder / "sizes.json").read_text())["rows"]
+    page, guide = (folder / "README.md").read_text(), (folder.parents[1] / "docs" / "training.md").read_text()
+    for name, row in rows.items():
+        assert f"| {name} | {row['megabytes']:.1f} MB |" in page
+        size = f"{row['megabytes']:.3g} MB"
+        assert re.search(rf"\| {name.split()[0]}( \(default\))? \|.*\| {size} \|", guide)
+    curves = json.loads((folder / "metrics.json").read_text())["curves"]
+    for kind in ("uninterrupted", "8 bits", "init"):
+        scores = [curves[f"{kind}, seed {seed}"]["700"]["FD-pixels"] for seed in range(3)]
+        assert " | ".join(f"{score:.3f}" for score in (*scores, sum(scores) / 3)) in page
