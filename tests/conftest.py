@@ -60,8 +60,12 @@ def pytest_runtest_call(item):
 
 
 @pytest.fixture(autouse=True)
-def _as_in_a_new_process():
+def _as_in_a_new_process(monkeypatch):
+    from driftgen import model_io
+
     torch.manual_seed(0)
+    # Training a network of an unknown class registers the class.
+    monkeypatch.setattr(model_io, "_REGISTRY", dict(model_io._REGISTRY))
     # On a CPU without bfloat16 support the first bfloat16 product disables oneDNN for the rest of the
     # process. Afterwards float32 results differ in the last digit from those of another process.
     torch.backends.mkldnn.set_flags(True)

@@ -34,9 +34,8 @@ def _matplotlib():
 
 @pytest.fixture(autouse=True)
 def _scratch(tmp_path, monkeypatch):
-    """Run in an empty folder, with a registry and an import path of its own."""
+    """Run in an empty folder, with an import path of its own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(model_io, "_REGISTRY", dict(model_io._REGISTRY))
     monkeypatch.syspath_prepend(str(tmp_path))
 
 

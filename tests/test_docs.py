@@ -14,7 +14,6 @@ import typer
 
 import driftgen as dg
 from benchmarks.tune import save
-from driftgen import model_io
 from driftgen.ops import attention as attention_ops
 
 ROOT = Path(__file__).parent.parent
@@ -153,7 +152,6 @@ def test_readme_example_runs(tmp_path, monkeypatch):
     assert "from_pretrained" in pretrained
     assert len([line for line in code.splitlines() if line.strip()]) == 10
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(model_io, "_REGISTRY", dict(model_io._REGISTRY))
     short = {"optim": {"steps": 40, "warmup": 5}, "output": {"metrics_every": 5}}
     short["batch"] = {"generated": 16, "positives": 32}
     monkeypatch.setattr(dg, "train", functools.partial(dg.train, **short))
@@ -177,7 +175,6 @@ def test_the_loop_written_out_runs(capsys):
 
 def test_the_example_of_an_own_network_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(model_io, "_REGISTRY", dict(model_io._REGISTRY))
     code = (ROOT / "examples" / "train_own_network.py").read_text()
     short = code.replace('"steps": 900, "warmup": 200', '"steps": 10, "warmup": 5')
     assert short != code

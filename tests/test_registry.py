@@ -59,11 +59,6 @@ class Thirds(nn.Module):
         }
 
 
-@pytest.fixture(autouse=True)
-def _registry(monkeypatch):
-    monkeypatch.setattr(model_io, "_REGISTRY", dict(model_io._REGISTRY))
-
-
 def recipe(**changes):
     return TrainConfig.model_validate({"vanilla": False, "encoders": [{"kind": "thirds"}], **changes})
 

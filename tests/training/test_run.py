@@ -47,8 +47,7 @@ class Halves(nn.Module):
 
 @pytest.fixture(autouse=True)
 def _apart(monkeypatch, tmp_path):
-    """A registry and a working directory of its own for each test."""
-    monkeypatch.setattr(model_io, "_REGISTRY", dict(model_io._REGISTRY))
+    """A working directory of its own for each test."""
     monkeypatch.chdir(tmp_path)
 
 
