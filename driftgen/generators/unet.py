@@ -27,6 +27,7 @@ class UNet2DConfig:
 
     input_size: int = 32
     in_channels: int = 3
+    patch_size: int = 1  # side of the patches that are channels of the finest level, as in a DiT
     widths: tuple[int, ...] = (48, 96, 192, 448)  # channels per level; each level halves the resolution
     blocks: tuple[int, ...] = (1, 1, 1, 2)  # residual blocks per level, in the encoder and in the decoder
     attention_levels: tuple[int, ...] = (2,)  # levels with self-attention; 0 is the finest
@@ -45,12 +46,14 @@ class UNet2DConfig:
             if min(value if isinstance(value, tuple) else (value,), default=least) < least:
                 raise InputError(f"{name}={value} is too small: it must be at least {least}")
         levels, halves = len(self.widths), 2 ** (len(self.widths) - 1)
+        factor = self.patch_size * halves
         if not levels or len(self.blocks) != levels:
             raise InputError(f"blocks={self.blocks} must hold one number for each of widths={self.widths}")
-        if self.input_size % halves:
+        if self.input_size % factor:
+            patches = f" in patches of {self.patch_size}" if self.patch_size > 1 else ""
             raise InputError(
-                f"input_size={self.input_size} cannot be halved {levels - 1} times: pad the images to "
-                f"{math.ceil(self.input_size / halves) * halves} or use fewer widths"
+                f"input_size={self.input_size}{patches} cannot be halved {levels - 1} times: pad the images "
+                f"to {math.ceil(self.input_size / factor) * factor} or use fewer widths"
             )
         for width in self.widths:
             if width % self.groups:
@@ -103,7 +106,8 @@ class UNet2D(ImageGenerator):
         self.checkpoint_blocks = checkpoint_blocks
         h = c.condition_size
         self.conditioning = Conditioning(c.num_classes, c.style_codebooks, c.style_entries, h)
-        self.input = nn.Conv2d(c.in_channels, c.widths[0], 3, padding=1)
+        channels = c.in_channels * c.patch_size**2
+        self.input = nn.Conv2d(channels, c.widths[0], 3, padding=1)
         self.down, self.up = nn.ModuleList(), nn.ModuleList()
         x = c.widths[0]
         for level, width in enumerate(c.widths):
@@ -118,9 +122,9 @@ class UNet2D(ImageGenerator):
                 x = width
             if level:
                 # The first convolution of the next block smooths the result.
-                self.up.append(nn.Upsample(scale_factor=2, mode="nearest"))
+                self.up.append(Upsample())
         self.final_norm = AdaptiveNorm(c, x)
-        self.output = nn.Conv2d(x, c.in_channels, 3, padding=1)
+        self.output = nn.Conv2d(x, channels, 3, padding=1)
         self.reset_parameters()
 
     @classmethod
@@ -164,7 +168,9 @@ class UNet2D(ImageGenerator):
         """Return samples for Gaussian noise ``[B, C, H, W]`` and condition vectors."""
         check_noise(gaussian, self.sample_shape)
         activated = F.silu(condition)
-        x = self.input(gaussian.to(self.input.weight.dtype))
+        patch = self.config.patch_size
+        x = gaussian.to(self.input.weight.dtype)
+        x = self.input(F.pixel_unshuffle(x, patch) if patch > 1 else x)
         skips: list[Tensor] = []
         for layer in self.down:
             if isinstance(layer, Block):
@@ -179,7 +185,7 @@ class UNet2D(ImageGenerator):
             else:
                 x = layer(x)
         out: Tensor = self.output(self.final_norm(x, activated))
-        return out
+        return F.pixel_shuffle(out, patch) if patch > 1 else out
 
     def _run(self, block: nn.Module, x: Tensor, condition: Tensor) -> Tensor:
         if self.checkpoint_blocks and torch.is_grad_enabled():
@@ -205,6 +211,18 @@ class Block(nn.Module):
         h = self.second(self.second_norm(h, condition))
         out: Tensor = self.attention(self.shortcut(x) + h)
         return out
+
+
+class Upsample(nn.Module):
+    """Nearest-neighbor upsampling by 2 in the dtype of the map.
+
+    Under autocast on a GPU, ``nn.Upsample`` returns float32, and so would all layers up to the next block's
+    first convolution: the concatenation with a skip, the norm and the shortcut.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return F.interpolate(x, scale_factor=2.0, mode="nearest")
 
 
 class AdaptiveNorm(nn.Module):

@@ -1,5 +1,6 @@
 import pytest
 import torch
+import torch.nn.functional as F
 
 import driftgen as dg
 from driftgen.generators import unet
@@ -67,6 +68,32 @@ def test_attention_levels():
     assert attending() == 5  # two blocks down, one between, two up
     assert attending(attention_levels=(0, 1)) == 7
     assert attending(attention_levels=()) == 0
+
+
+def test_patches():
+    """The same network on images whose patches are channels, with a quarter of the locations."""
+    net = tiny(patch_size=2, input_size=16)
+    plain = tiny(in_channels=12)
+    plain.load_state_dict(net.state_dict())
+    noise = noise_for(net)
+    samples = net(noise, LABELS)
+    assert samples.shape == (3, 3, 16, 16)
+    channels = dg.generators.Noise(F.pixel_unshuffle(noise.gaussian, 2), noise.style)
+    torch.testing.assert_close(F.pixel_unshuffle(samples, 2), plain(channels, LABELS), rtol=0, atol=0)
+    with pytest.raises(dg.errors.InputError, match=r"in patches of 2 cannot be halved 1 times.* to 8"):
+        tiny(patch_size=2, input_size=6)
+
+
+@pytest.mark.cuda
+def test_maps_stay_bfloat16_under_autocast():
+    net = tiny().cuda()
+    dtypes = set()
+    for module in net.modules():
+        if isinstance(module, unet.Block | unet.Upsample):
+            module.register_forward_hook(lambda module, args, out: dtypes.update((args[0].dtype, out.dtype)))
+    with torch.autocast("cuda", torch.bfloat16):
+        net(net.sample_noise(3), LABELS.cuda())
+    assert dtypes == {torch.bfloat16}
 
 
 # --- initialization -------------------------------------------------------------------------------------
