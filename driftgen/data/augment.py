@@ -18,7 +18,7 @@ from driftgen.support.rng import derive_generator
 if TYPE_CHECKING:
     from driftgen.data.config import Augment
 
-__all__ = ["crop_resize", "crop_uniforms", "flip_and_warp", "random_boxes", "uniforms"]
+__all__ = ["crop_resize", "crop_uniforms", "draw_flips", "flip_and_warp", "random_boxes", "uniforms"]
 
 WARP, CROP = 1, 2  # separate RNG streams, so that enabling one option does not change the other's draws
 
@@ -39,6 +39,11 @@ def flip_and_warp(images: Tensor, augment: Augment, seed: int, first: int = 0) -
     if augment.rotate or augment.zoom or augment.shift:
         images = _affine(images, augment, 2 * table[:, 1:] - 1)
     return images
+
+
+def draw_flips(seed: int, first: int, n: int) -> Tensor:
+    """Return True for the images that :func:`flip_and_warp` flips."""
+    return uniforms(seed, WARP, first, n, 5)[:, 0].float() < 0.5
 
 
 def _affine(images: Tensor, augment: Augment, draws: Tensor) -> Tensor:

@@ -98,7 +98,7 @@ class ClassIndex:
         classes, per_class = indices.shape
         first = start * per_class
         samples = self.data.load(indices.flatten(), derive_seed(self.seed, AUGMENT, step), first)
-        samples = samples.view(classes, per_class, *self.shape)
+        samples = samples.unflatten(0, (classes, per_class))
         return Draw(labels, samples[:, : self.batch.positives], samples[:, self.batch.positives :])
 
     def indices(self, step: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -188,6 +188,8 @@ class TrainConfig(_Run):
     batch: Batch = Batch()
     queue: Queue = Queue()
     checkpoint_blocks: bool = False
+    # Compute the features of all real images once, and keep them on the device.
+    cache_features: bool = False
     # Capture the step in a CUDA graph, on one GPU and without micro-batches or checkpointed blocks.
     cuda_graph: bool = True
     fsdp: bool = False

@@ -34,6 +34,7 @@ from driftgen.training.build import (
 )
 from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.config import TrainConfig
+from driftgen.training.feature_cache import CachedRows, FeatureCache, cacheable
 from driftgen.training.graphed_step import GraphedStep, can_capture
 from driftgen.training.health import Health, never_trained
 from driftgen.training.loop import View, run_task
@@ -75,8 +76,10 @@ class Training:
         queue = config.queue.kind == "queue"
         self.data = place_data(open_data(config.data, parts.data), config.data, device, queue=queue)
         sizes = StepSizes(batch.classes, batch.positives, batch.unconditional)
-        ahead = device.type == "cuda" and not is_on_gpu(self.data)
-        self.source = open_source(self.data, sizes, config.queue, config.seed, ahead=ahead)
+        images = cacheable(self.data, queue=queue) if config.cache_features else None
+        ahead = device.type == "cuda" and not is_on_gpu(self.data) and images is None
+        samples = self.data if images is None else CachedRows(images)
+        self.source = open_source(samples, sizes, config.queue, config.seed, ahead=ahead)
         self.tokenizer = make_tokenizer(config.tokenizer, device)
         torch.manual_seed(derive_seed(config.seed, WEIGHTS))
         self.generator = build_generator(
@@ -107,6 +110,10 @@ class Training:
         autocast = torch.bfloat16 if config.precision == "bfloat16" else None
         if autocast is not None and mesh is None and not parts.encoders:  # modules of the caller stay as is
             self.phi.cast_convolutions(autocast)
+        self.cache: FeatureCache | None = None
+        if images is not None:
+            self.cache = FeatureCache(images, self.phi.features, device, autocast)
+            info(str(self.cache))
         self.step = DriftStep(self.model, self.encode, loss, generated=batch.generated, autocast=autocast)
         self.micro: MicroBatchedStep | None = None
         self.compute: Callable[[StepInputs], StepOutput] = self.step
@@ -151,7 +158,9 @@ class Training:
         )
 
     def encode(self, samples: Tensor) -> dict[str, Tensor]:
-        """Return φ of samples."""
+        """Return φ of samples, or of the real images in these rows of the cache."""
+        if self.cache is not None and not samples.is_floating_point():
+            return self.cache(samples)
         return self.phi.features(samples)
 
     def compute_gradient(self, step: int) -> Tensor:
