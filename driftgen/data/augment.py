@@ -6,21 +6,36 @@ The result therefore depends on i and the seed, not on how many images are loade
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import copy
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from driftgen.data.config import Augment
 from driftgen.data.decode import CROP_UNIFORMS, crop_boxes
 from driftgen.support.rng import derive_generator
 
-if TYPE_CHECKING:
-    from driftgen.data.config import Augment
+__all__ = [
+    "crop_resize",
+    "crop_uniforms",
+    "draw_flips",
+    "flip_and_warp",
+    "random_boxes",
+    "uniforms",
+    "without_augmentation",
+]
 
-__all__ = ["crop_resize", "crop_uniforms", "draw_flips", "flip_and_warp", "random_boxes", "uniforms"]
-
+Images = TypeVar("Images")
 WARP, CROP = 1, 2  # separate RNG streams, so that enabling one option does not change the other's draws
+
+
+def without_augmentation(images: Images) -> Images:
+    """Return a copy of real data that loads images as they are; pixels and files are shared."""
+    plain: Any = copy.copy(images)
+    plain.augment = Augment()
+    return cast(Images, plain)
 
 
 def uniforms(seed: int, table: int, first: int, n: int, columns: int) -> Tensor:

@@ -143,11 +143,13 @@ class Output(Section):
     keep_every: Count | None = None  # checkpoints at multiples of this step are never deleted
     report_every: Count = 1000
     sample_guidance: Annotated[float, Field(ge=1)] = 1.0
-    eval_every: Count | None = None  # evaluate each average against the training images
+    # Evaluate each average: samples against the training images, or an encoder on the images of eval_data.
+    eval_every: Count | None = None
     eval_samples: Annotated[int, Field(ge=2)] = 5000
     # Default: the FID Inception of $DRIFTGEN_INCEPTION, else the run's own first encoder, else pixels.
     eval_encoder: str | None = None
     eval_reference: str | None = None  # statistics from driftgen eval stats, instead of the training images
+    eval_data: str | None = None  # pretraining: labeled images that it does not train on, .npz or a folder
     tensorboard: bool = False
     wandb: str | None = None  # project name
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from driftgen.data.arrays import ArrayImages
-from driftgen.data.augment import draw_flips
-from driftgen.data.config import Augment
+from driftgen.data.augment import draw_flips, without_augmentation
 from driftgen.data.images import RealData
 from driftgen.errors import InputError
 from driftgen.training.step_inputs import Features
@@ -42,8 +40,7 @@ class FeatureCache:
         autocast: torch.dtype | None = None,
     ) -> None:
         self.tables: Features = {}
-        plain = copy.copy(images)
-        plain.augment = Augment()
+        plain = without_augmentation(images)
         n = len(images.labels)
         views = (False, True) if images.augment.flip else (False,)
         for view, mirrored in enumerate(views):

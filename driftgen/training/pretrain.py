@@ -11,9 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from driftgen.data.images import RealData
 from driftgen.data.placement import is_on_gpu, place_data
 from driftgen.data.prefetch import Prefetcher
 from driftgen.errors import InputError
+from driftgen.evaluation.knn_accuracy import knn_accuracy
+from driftgen.evaluation.real_images import open_in_shape
 from driftgen.features.resnet_mae import MAEOutput
 from driftgen.model_io import RUN_MODEL, save_model
 from driftgen.ops.compile import compile_parts, to_channels_last
@@ -26,6 +29,7 @@ from driftgen.training.config import Masking, PretrainConfig
 from driftgen.training.graphed_step import GraphedStep, can_capture
 from driftgen.training.health import Health
 from driftgen.training.loop import View, run_task
+from driftgen.training.run_evaluation import open_without_augmentation
 from driftgen.training.run_folder import check_run
 from driftgen.training.sharding import make_mesh
 
@@ -71,10 +75,9 @@ class Pretraining:
         parts: Parts = NO_PARTS,
     ) -> None:
         self.config, self.distributed, self.name = config, distributed, name
-        if config.output.eval_every is not None:
-            raise InputError("output.eval_every evaluates generators: remove it, driftgen train takes it")
         device = distributed.device
         self.data = place_data(open_data(config.data, parts.data), config.data, device)
+        self.evaluation = _open_evaluation(config, parts.data)
         torch.manual_seed(derive_seed(config.seed, WEIGHTS))
         self.tokenizer = make_tokenizer(config.tokenizer, distributed.device)
         shape = self.data.shape
@@ -205,8 +208,21 @@ class Pretraining:
         save_model(model, folder / RUN_MODEL, source=source, class_names=self.data.class_names)
 
     def evaluate(self, averaged: Mapping[str, nn.Module], folder: Path, step: int) -> dict[str, Any]:
-        """Return nothing: :meth:`measure` evaluates the averaged encoder."""
-        return {}
+        """Return the accuracy of a k-NN classifier of held-out images, on the last stage's mean features."""
+        if self.evaluation is None or not averaged:
+            return {}
+        mae: Any = next(iter(averaged.values()))
+
+        def encode(images: Tensor) -> Tensor:
+            with torch.autocast(images.device.type, self.autocast, enabled=self.autocast is not None):
+                *_, last = mae.encode(self._to_latents(images, 0), every_k_block=0).values()
+            vectors: Tensor = last.mean((2, 3)).float()
+            return vectors
+
+        # Compiled blocks would be compiled again for these batch sizes.
+        with torch.compiler.set_stance("force_eager"):
+            accuracy = knn_accuracy(encode, *self.evaluation, device=self.distributed.device)
+        return {"knn_accuracy": accuracy}
 
     def memory_advice(self) -> str:
         return memory_advice(self.config)
@@ -259,13 +275,18 @@ class Pretraining:
         return self.mae.sample_mask(n, random, size=size, device=torch.device("cpu"))
 
     def _move(self, batch: MaskedBatch, seed: int, first: int = 0) -> MaskedBatch:
-        """Move a batch to the device, and encode its images if there is a tokenizer."""
+        """Move a batch to the device, as latents if there is a tokenizer."""
         device = self.distributed.device
         images, mask, labels = (tensor.to(device, non_blocking=True) for tensor in batch[:3])
-        if self.tokenizer is not None:
-            with torch.no_grad():
-                images = self.tokenizer.encode(images, derive_generator(seed, first, LATENT))
-        return MaskedBatch(images, mask, labels)
+        return MaskedBatch(self._to_latents(images, seed, first), mask, labels)
+
+    @torch.no_grad()
+    def _to_latents(self, images: Tensor, seed: int, first: int = 0) -> Tensor:
+        """Return latents of images if there is a tokenizer, else the images."""
+        if self.tokenizer is None:
+            return images
+        latents: Tensor = self.tokenizer.encode(images, derive_generator(seed, first, LATENT))
+        return latents
 
     def _forward(self, model: nn.Module, batch: MaskedBatch) -> MAEOutput:
         images, mask, labels, weight = batch
@@ -299,6 +320,20 @@ def pretrain(
         return run_task(folder, config, task, distributed, view, header, report)
     finally:
         task.data.close()
+
+
+def _open_evaluation(config: PretrainConfig, given: RealData | None) -> tuple[RealData, RealData] | None:
+    """Open the images that vote and the held-out images of the k-NN classifier."""
+    output = config.output
+    if output.eval_every is None:
+        return None
+    if output.eval_data is None:
+        raise InputError(
+            "output.eval_every of an encoder needs labeled images that it does not train on: set "
+            "output.eval_data=test.npz"
+        )
+    training = open_without_augmentation(config, given)
+    return training, open_in_shape(output.eval_data, training.shape)
 
 
 def memory_advice(config: PretrainConfig) -> str:

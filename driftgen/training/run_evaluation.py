@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from driftgen.data.augment import without_augmentation
 from driftgen.data.config import Augment
 from driftgen.data.images import RealData
 from driftgen.errors import InputError
@@ -19,7 +19,7 @@ from driftgen.evaluation.sweep import Evaluation
 from driftgen.pipeline import DriftPipeline
 from driftgen.support.distributed import Distributed
 from driftgen.training.build import open_data
-from driftgen.training.config import TrainConfig
+from driftgen.training.config import PretrainConfig, TrainConfig
 
 __all__ = ["RunEvaluation", "open_without_augmentation"]
 
@@ -88,12 +88,13 @@ class RunEvaluation:
         return reference
 
 
-def open_without_augmentation(config: TrainConfig, given: RealData | None = None) -> RealData:
+def open_without_augmentation(
+    config: TrainConfig | PretrainConfig, given: RealData | None = None
+) -> RealData:
     """Open the training data of a run without augmentation."""
     section = config.data.model_copy(update={"augment": Augment()})
     if given is not None and hasattr(given, "augment"):
-        given = copy.copy(given)
-        given.augment = Augment()
+        given = without_augmentation(given)
     return open_data(section, given)
 
 

@@ -72,3 +72,14 @@ def test_a_step_in_micro_batches_is_the_step():
         gradients.append(torch.cat([p.grad.flatten() for p in task.mae.parameters() if p.grad is not None]))
         task.data.close()
     assert (gradients[1] - gradients[0]).norm() < 1e-4 * gradients[0].norm()
+
+
+def test_accuracy_of_neighbors_on_held_out_digits(tmp_path):
+    changes = ["optim.steps=2", "output.eval_every=2", "output.eval_data=digits-heldout", "data.limit=300"]
+    view = Silent()
+    assert pretrain(config("pretrain", *changes), tmp_path, Distributed.start("cpu"), view)
+    (last,) = (row for row in rows(tmp_path)[1] if "knn_accuracy" in row)
+    assert last["step"] == 2
+    assert 0.5 < last["knn_accuracy"] <= 1  # chance is 0.1
+    with pytest.raises(dg.errors.InputError, match=r"set output.eval_data=test.npz"):
+        Pretraining(config("pretrain", "output.eval_every=5"), Distributed.start("cpu"))
