@@ -167,7 +167,8 @@ class RecipeStep:
         if isinstance(self.task, Training):
             b = self.task.config.batch
             networks = self.task.generator, self.task.phi
-            return count_step_operations(*networks, b.classes, b.generated, b.positives, b.unconditional)
+            sizes = b.classes, b.generated, b.positives, b.unconditional
+            return count_step_operations(*networks, *sizes, cached=self.task.cache is not None)
         mae = self.task.mae
         shape = (1, *self.task.data.shape)
         image = torch.randn(shape, device=self.task.distributed.device)

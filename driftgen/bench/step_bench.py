@@ -206,11 +206,19 @@ def step_operations(sizes: Sizes, built: Built) -> float:
 
 
 def count_step_operations(
-    generator: Any, features: FeatureStack, classes: int, generated: int, positives: int, unconditional: int
+    generator: Any,
+    features: FeatureStack,
+    classes: int,
+    generated: int,
+    positives: int,
+    unconditional: int,
+    *,
+    cached: bool = False,
 ) -> float:
     """Count the operations of a training step of these networks without recomputation.
 
-    The backward pass costs two forward passes of the generator, and one of the frozen encoder.
+    The backward pass costs two forward passes of the generator, and one of the frozen encoder. ``cached``
+    real samples do not pass through the encoder.
     """
     device = next(generator.parameters()).device
     sample = torch.randn(1, *generator.sample_shape, device=device)
@@ -225,7 +233,8 @@ def count_step_operations(
 
     encoder = count_operations(encode)
     case = Case("", classes, generated, positives, unconditional, shapes)
-    each = generated * (3 * generate + 2 * encoder) + (positives + unconditional) * encoder
+    real = 0 if cached else positives + unconditional
+    each = generated * (3 * generate + 2 * encoder) + real * encoder
     return classes * each + loss_operations(case)
 
 
