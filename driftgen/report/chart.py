@@ -93,7 +93,9 @@ def make_chart(panel: Panel) -> Chart:
             continue
         points = [(place_x(x), place_y(y)) for x, y in zip(steps, values, strict=True)]
         path = "M" + "L".join(f"{x:g} {y:g}" for x, y in points)
-        curves.append(Curve(name, color, path, f"{values[-1]:.3g}", points[0] if len(points) == 1 else None))
+        curves.append(
+            Curve(name, color, path, short_number(values[-1]), points[0] if len(points) == 1 else None)
+        )
     return Chart(
         panel.title,
         panel.note,
@@ -110,6 +112,12 @@ def step_label(step: float) -> str:
     if step >= 1e6:
         return f"{step / 1e6:g}M"
     return f"{step / 1e3:g}k" if step >= 1e4 else f"{step:,.10g}"
+
+
+def short_number(value: float) -> str:
+    """Format a value with three digits: 0.0178, 988, 3,110."""
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if 1e3 <= abs(rounded) < 1e6 else f"{rounded:g}"
 
 
 def _ticks(low: float, high: float, count: int) -> list[float]:

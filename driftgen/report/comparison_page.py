@@ -114,8 +114,7 @@ def _charts(names: Sequence[str], runs: Sequence[RunFiles]) -> list[Chart]:
             if panel.title == GROUPS:
                 continue
             for curve, line in panel.lines.items():
-                title = panel.title if curve == panel.title else f"{panel.title}: {curve}"
-                merged.setdefault(title, (panel, {}))[1][name] = line
+                merged.setdefault(panel.title_of(curve), (panel, {}))[1][name] = line
     charts = []
     for title, (panel, lines) in merged.items():
         chart = make_chart(

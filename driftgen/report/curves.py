@@ -25,6 +25,7 @@ class Panel(NamedTuple):
         lines: steps and values of each curve, by name.
         log: True if the values are positive and may be drawn on a log axis.
         level: value of the real data, or None.
+        prefix: of the title of one of the curves alone; None for the title and a comma.
     """
 
     title: str
@@ -32,6 +33,14 @@ class Panel(NamedTuple):
     lines: dict[str, Line]
     log: bool = False
     level: float | None = None
+    prefix: str | None = None
+
+    def title_of(self, curve: str) -> str:
+        """Return the title of a chart that shows one of the curves."""
+        if curve == self.title:
+            return self.title
+        title = f"{self.title}, {curve}" if self.prefix is None else f"{self.prefix}{curve}"
+        return title[:1].upper() + title[1:]
 
 
 def run_panels(header: Row, rows: Sequence[Row]) -> list[Panel]:
@@ -51,18 +60,19 @@ def _panels(header: Row, rows: Sequence[Row]) -> Iterator[Panel]:
     names = [f"τ = {temperatures[i]:g}" if i < len(temperatures) else f"field {i + 1}" for i in range(count)]
     drifts = {name: _line(rows, lambda r, i=i: r["drift"][i], log=True) for i, name in enumerate(names)}
     note = "Falls until only sampling noise remains."
-    yield Panel("Raw drift per temperature", note, drifts, log=True)
+    yield Panel("Raw drift per temperature", note, drifts, log=True, prefix="raw drift, ")
     mappings = [r["drift_groups"] for r in rows if isinstance(r.get("drift_groups"), dict)]
     groups = list(dict.fromkeys(g for mapping in mappings for g in mapping))[:MAX_LINES]
     by_group = {g: _line(rows, lambda r, g=g: _mean(r["drift_groups"][g]), log=True) for g in groups}
-    yield Panel(GROUPS, "Mean over temperatures.", by_group, log=True)
+    if len(groups) > 1:
+        yield Panel(GROUPS, "Mean over temperatures.", by_group, log=True)
     labels = {"spread": "spread", "diversity": "diversity"}
     note = "Relative to real samples. 1 is ideal; far below: collapse; far above: divergence."
     if any("batch_spread" in r for r in rows):
         note = note.replace(".", ", averaged weights unless named.", 1)
         labels |= {"batch_spread": "spread, trained weights", "batch_diversity": "diversity, trained weights"}
     relative = {text: _line(rows, lambda r, key=key: r[key]) for key, text in labels.items()}
-    yield Panel("Spread and within-class diversity", note, relative, level=1.0)
+    yield Panel("Spread and within-class diversity", note, relative, level=1.0, prefix="")
     yield from _evaluation_panels(rows)
     for key, title, note, log in (
         ("reconstruction", "Reconstruction error", "Averaged weights, fixed images.", True),

@@ -112,7 +112,8 @@ class RunFiles:
         tiles: dict[str, str] = {key: facts[key] for key in ("steps", "time") if key in facts}
         for key in ("diversity", "spread", "reconstruction", "accuracy"):
             if _finite(last.get(key)) is not None:
-                tiles[key] = format_value(last[key])
+                of_data = " (data: 1)" if key in ("diversity", "spread") else ""
+                tiles[key + of_data] = f"{last[key]:.3g}"
         for name, value in self._best_evaluation().items():
             tiles[name] = value.partition(",")[0]
         return tiles
@@ -125,6 +126,14 @@ class RunFiles:
             for text in texts if isinstance(texts, list) else []:
                 first.setdefault(str(text), row["step"])
         return [_split_warning(step, text) for text, step in first.items()]
+
+    def unreadable(self) -> tuple[int, list[str]]:
+        """Return the number of images that could not be read and the names of some of them."""
+        found = next((row["unreadable"] for row in reversed(self.rows) if row.get("unreadable")), None)
+        names = found.get("names") if isinstance(found, Mapping) else None
+        count = found.get("count") if isinstance(found, Mapping) else None
+        listed = [str(name) for name in names] if isinstance(names, list) else []
+        return max(count, len(listed)) if isinstance(count, int) else len(listed), listed
 
     def environment(self) -> dict[str, str]:
         """Return versions and hardware of the run, by name."""
@@ -213,9 +222,13 @@ def _split_warning(step: int, text: str) -> Warned:
     """Split a warning of :class:`driftgen.training.health.Health`: "kind: problem; what to do"."""
     kind, colon, rest = text.partition(": ")
     if not colon:
-        return Warned(step, "warning", text, "")
+        return Warned(step, "Warning", _sentence(text), "")
     problem, _, advice = rest.partition("; ")
-    return Warned(step, kind, problem, advice)
+    return Warned(step, kind[:1].upper() + kind[1:], _sentence(problem), _sentence(advice))
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
 
 
 def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -52,6 +52,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     toy = read_toy(folder / TOY, demo=True)
     values: dict[str, Any] = {
         "warnings": run.warnings(),
+        "unreadable": run.unreadable() if run.unreadable()[0] else None,
         "frames": frames,
         "nearest": nearest,
         "evaluation": _evaluation(run.evaluation),
@@ -62,6 +63,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     }
     sections = {
         "warnings": ("warnings", "Warnings"),
+        "unreadable": ("unreadable", "Unreadable images"),
         "frames": ("samples", "Reconstructions" if run.pretrains else "Samples"),
         "nearest": ("nearest", "Nearest training images"),
         "evaluation": ("evaluation", "Evaluation"),

@@ -70,7 +70,7 @@
       curves.forEach((points, i) => {
         const y = points.reduce((best, p) => Math.abs(p[0] - x) < Math.abs(best[0] - x) ? p : best)[1];
         const value = n.y0 + (n.bottom - y) / (n.bottom - n.top) * (n.y1 - n.y0);
-        values[i].textContent = Number((n.log ? 10 ** value : value).toPrecision(3)).toString();
+        values[i].textContent = Number((n.log ? 10 ** value : value).toPrecision(3)).toLocaleString("en", { maximumSignificantDigits: 3 });
       });
     };
     const leave = () => {
