@@ -12,6 +12,7 @@ __all__ = ["Chart", "make_chart"]
 
 WIDTH, HEIGHT = 460, 230
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 10, 40
+NARROW = 1e-6  # relative range of values that are equal for a reader
 LOG_RATIO = 4  # a smaller ratio of the highest to the lowest value has a linear axis
 
 
@@ -70,8 +71,9 @@ def make_chart(panel: Panel) -> Chart:
     else:
         if low >= 0:
             low = 0.0  # a flat curve should look flat
-        if high == low:
-            low, high = low - 0.5, high + 0.5
+        if high - low <= NARROW * abs(low) or high == low:
+            half = 0.1 * abs(low) or 0.5
+            low, high = low - half, high + half
         y_values = _ticks(low, high, 5)
         bottom, top = min(low, y_values[0]), max(high, y_values[-1])
     first, last = min(xs), max(xs)
@@ -101,7 +103,7 @@ def make_chart(panel: Panel) -> Chart:
         panel.note,
         curves,
         [Tick(place_x(x), step_label(x)) for x in x_values],
-        [Tick(place_y(y), _number(y)) for y in y_values],
+        [Tick(place_y(y), label) for y, label in zip(y_values, _labels(y_values, log), strict=True)],
         None if panel.level is None else place_y(panel.level),
         {"x0": first, "x1": last, "y0": bottom, "y1": top, "log": int(log)},
     )
@@ -141,8 +143,20 @@ def _log_ticks(low: float, high: float) -> Sequence[float]:
     return [10.0**e for e in range(first, last + stride, stride)]
 
 
-def _number(value: float) -> str:
-    if value and (abs(value) < 1e-3 or abs(value) >= 1e5):
-        mantissa, exponent = f"{value:.1e}".split("e")
-        return f"{float(mantissa):g}e{int(exponent)}"
-    return f"{value:,.10g}"
+def _labels(values: Sequence[float], log: bool) -> list[str]:
+    """Format the ticks of an axis: of a log axis one by one, of a linear axis all in the same way."""
+    if log:
+        return [_number(v, 1) if v < 1e-3 or v >= 1e5 else f"{v:,.10g}" for v in values]
+    largest = max(map(abs, values))
+    if 1e-3 <= largest < 1e5:
+        return [f"{v:,.10g}" for v in values]
+    digits = math.ceil(math.log10(largest / (values[1] - values[0]))) + 1
+    return [_number(v, digits) for v in values]
+
+
+def _number(value: float, digits: int) -> str:
+    """Format a value in the form 2.5e-4."""
+    if value == 0:
+        return "0"
+    mantissa, exponent = f"{value:.{digits}e}".split("e")
+    return f"{float(mantissa):.{digits + 1}g}e{int(exponent)}"

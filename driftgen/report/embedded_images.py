@@ -15,7 +15,7 @@ __all__ = ["Picture", "embed_file", "embed_images", "embed_sheet"]
 
 LEAST_CELL = 24  # pixels; smaller images are enlarged, so that the gap between them is thin
 SMOOTH_WIDTH = 700  # pixels; narrower sheets are enlarged by the browser without smoothing
-LOSSLESS_BYTES = 24_000  # a larger image is compressed with a loss
+LOSSLESS_VALUES = 100_000  # pixels before enlarging; images of more are compressed with a loss
 QUALITY = 88
 KINDS = {".png": "png", ".gif": "gif", ".webp": "webp", ".jpg": "jpeg", ".jpeg": "jpeg"}
 
@@ -48,7 +48,8 @@ def embed_sheet(sheet: Sheet, max_width: int) -> Picture:
     """
     if len(sheet.images) == 1:
         picture = _limited(sheet.images[0], max_width)
-        return Picture(_uri(picture), *picture.size, pixelated=picture.width < SMOOTH_WIDTH)
+        values = picture.width * picture.height
+        return Picture(_uri(picture, values), *picture.size, pixelated=picture.width < SMOOTH_WIDTH)
     width, height = sheet.images[0].size
     zoom = max(1, -(-LEAST_CELL // max(width, height)))
     gap = 1 if width * zoom < 48 else 2
@@ -62,13 +63,17 @@ def embed_sheet(sheet: Sheet, max_width: int) -> Picture:
         row, column = divmod(i, sheet.columns)
         corner = (column * (cell[0] + gap), row * (cell[1] + gap))
         canvas.paste(image.convert("RGB").resize(cell, resample), corner)
-    return Picture(_uri(canvas), *size, tuple(sheet.row_names), rows, size[0] < SMOOTH_WIDTH)
+    src = _uri(canvas, width * height * len(sheet.images))
+    return Picture(src, *size, tuple(sheet.row_names), rows, size[0] < SMOOTH_WIDTH)
 
 
 def embed_images(images: list[Image.Image], max_width: int) -> list[Picture]:
     """Embed images one by one."""
     pictures = [_limited(image, max_width) for image in images]
-    return [Picture(_uri(picture), *picture.size, pixelated=picture.width < 64) for picture in pictures]
+    return [
+        Picture(_uri(picture, picture.width * picture.height), *picture.size, pixelated=picture.width < 64)
+        for picture in pictures
+    ]
 
 
 def embed_file(path: Path) -> Picture | None:
@@ -90,17 +95,13 @@ def _limited(image: Image.Image, max_width: int) -> Image.Image:
     return image.resize((max_width, height), Image.Resampling.LANCZOS)
 
 
-def _uri(image: Image.Image) -> str:
-    """Compress an image: PNG or lossless WebP where that is small, lossy WebP otherwise."""
-    data, kind = _compressed(image, "PNG", optimize=True), "png"
-    if features.check("webp"):
-        exact = _compressed(image, "WEBP", lossless=True, quality=60, method=4)
-        if len(exact) < len(data):
-            data, kind = exact, "webp"
-        if len(data) > LOSSLESS_BYTES:
-            lossy = _compressed(image, "WEBP", quality=QUALITY, method=4)
-            data, kind = min((data, kind), (lossy, "webp"), key=lambda found: len(found[0]))
-    return _data_uri(data, kind)
+def _uri(image: Image.Image, values: int) -> str:
+    """Compress an image: without loss if it shows few values, otherwise as lossy WebP."""
+    if not features.check("webp"):
+        return _data_uri(_compressed(image, "PNG", optimize=True), "png")
+    if values <= LOSSLESS_VALUES:
+        return _data_uri(_compressed(image, "WEBP", lossless=True, quality=50, method=3), "webp")
+    return _data_uri(_compressed(image, "WEBP", quality=QUALITY, method=2), "webp")
 
 
 def _compressed(image: Image.Image, kind: str, **options: int | bool) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from driftgen.errors import InputError
+from driftgen.report.curves import LARGEST
 from driftgen.training.metrics_file import read_metrics
 from driftgen.training.run_folder import CONFIG, METRICS, SAMPLES
 
@@ -240,8 +240,9 @@ def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _finite(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) < LARGEST else None  # false for NaN
 
 
 def _text(path: Path) -> str:

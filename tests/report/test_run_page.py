@@ -96,7 +96,7 @@ def test_a_complete_run(tmp_path):
     html = page.read_text()
     assert "<title>Run run&amp;1</title>" in html
     assert 'name="viewport"' in html
-    assert 'weights of the samples and of the saved model</th><td>EMA 0.995</td>' in html
+    assert "weights of the samples and of the saved model</th><td>EMA 0.995</td>" in html
     assert "spread of generated samples, current weights (data: 1)</th><td>0.93</td>" in html
     assert curves(html) == [
         "Raw drift per temperature",

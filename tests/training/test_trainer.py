@@ -54,6 +54,9 @@ def test_a_run_leaves_a_model_that_samples(tmp_path):
         "report.html",
     }
     assert [p.name for p in sorted((tmp_path / "r" / "samples").iterdir())] == [
+        "nearest.png",
+        "real.png",
+        "step-0000000.png",
         "step-0000010.png",
         "step-0000020.png",
     ]
