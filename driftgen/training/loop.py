@@ -75,13 +75,13 @@ class Loop:
 
     def _run(self) -> bool:
         self._resume()
+        if self.step == 0:
+            self._save_preview()  # of the initial weights; its time does not count in samples per second
         config = self.config
         self._started = self._last = time.monotonic()
         self._last_step = self.step
         bad = 0
         with handle_signals(self._stop):
-            if self.step == 0:
-                self._save_preview()  # of the initial weights
             while self.step < config.optim.steps and not self._should_stop():
                 loss, norm = self.update(self.step)
                 good = loss is not None
