@@ -13,9 +13,8 @@ import torch
 from driftgen.data.toy import get_toy
 from driftgen.evaluation.digits import BARS, evaluate_digits
 from driftgen.pipeline import DriftPipeline
-from driftgen.report.page import Section, section_html
-from driftgen.report.run_page import write_report
-from driftgen.report.toy_files import evolution_title, write_evolution
+from driftgen.report.run_page import TOY, write_report
+from driftgen.report.toy_files import write_evolution
 from driftgen.support.atomic_write import atomic_write
 from driftgen.support.distributed import Distributed
 from driftgen.support.progress import drawing, track
@@ -26,14 +25,9 @@ from driftgen.training.recipes import load_recipe
 from driftgen.training.toy_study import ToyConfig, evolve
 from driftgen.training.trainer import train
 
-__all__ = ["GUIDANCE", "demo_config", "evaluate_run", "metric_rows", "run_demo"]
+__all__ = ["GUIDANCE", "demo_config", "evaluate_run", "run_demo"]
 
 GUIDANCE, EACH = 1.5, 100
-TOY_TEXT = """<p>The same training in two dimensions. Generated points
-(<span class="orange">orange</span>) start collapsed on one of the two modes of the data
-(<span class="blue">blue</span>). The data attract the generated points, and the generated points repel each
-other. When both distributions match, the two forces cancel. The digits above moved in the same way, in the 64
-dimensions of their pixels.</p>"""
 
 
 def demo_config(seed: int = 0, changes: Sequence[str] = ()) -> TrainConfig:
@@ -54,7 +48,8 @@ def run_demo(
     if not train(config, out, Distributed.start("cpu"), view, name="digits", report=write_report):
         return None
     figures = evaluate_run(out, seed)
-    return write_report(out, _toy(out / "toy", seed, toy_steps)), figures
+    _draw_toy(out / TOY, seed, toy_steps)
+    return write_report(out), figures
 
 
 def evaluate_run(folder: Path, seed: int = 0) -> dict[str, float]:
@@ -97,30 +92,10 @@ def _milliseconds(pipe: DriftPipeline, repeats: int = 50) -> float:
     return 1e3 * sorted(times)[repeats // 2]
 
 
-def _toy(folder: Path, seed: int, steps: int | None) -> str:
+def _draw_toy(folder: Path, seed: int, steps: int | None) -> None:
+    """Run the toy whose figures the report shows."""
     config = ToyConfig(init="collapsed", seed=seed, steps=steps)
     with track("toy", config.total_steps, "drift") as on_step:
         evolution = evolve(get_toy("bimodal"), config, on_step)
-    command = f"driftgen toy bimodal --init collapsed --seed {seed}"
     with drawing():
-        picture, animation, _ = write_evolution(evolution, folder, command)
-    rows = metric_rows(evolution.metrics)
-    return section_html(
-        Section(evolution_title("bimodal", config), TOY_TEXT, picture, animation, rows, command)
-    )
-
-
-def metric_rows(metrics: dict[str, Any]) -> dict[str, str]:
-    """Format the metrics of a toy run for display."""
-    rows = {
-        "energy distance to fresh data, start": f"{metrics['energy_distance_at_start']:.4f}",
-        "energy distance to fresh data, end": f"{metrics['energy_distance']:.4f}",
-        "energy distance between fresh data": f"{metrics['energy_distance_of_data_to_itself']:.4f}",
-        "mean squared drift, start": f"{metrics['drift_at_start']:.1e}",
-        "mean squared drift, end": f"{metrics['drift_at_end']:.1e}",
-        "mean squared drift, start / end": f"{metrics['drift_ratio']:.3g}",
-    }
-    if "mode_shares" in metrics:
-        rows["share of the smallest mode (ideal: 1)"] = f"{metrics['least_mode_share']:.2f}"
-    rows["seconds"] = f"{metrics['seconds']:.1f}"
-    return rows
+        write_evolution(evolution, folder, f"driftgen toy bimodal --init collapsed --seed {seed}")

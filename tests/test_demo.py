@@ -17,7 +17,8 @@ def test_demo_trains_samples_evaluates_and_reports(tmp_path):
     assert page == out / "report.html"
     html = page.read_text()
     assert html.count("data:image/gif;base64,") == 1  # the toy
-    assert html.count("data:image/png;base64,") >= 3
+    assert html.count("data:image/") >= 5  # two sheets, real images, two figures of the toy
+    assert "nearest training images" in html.lower()
     assert not re.search(r"(src|href)=\"(?!data:|#)", html)  # the page is self-contained
     assert "one network call" in html.lower()
     record = json.loads((out / "evaluation.json").read_text())

@@ -12,6 +12,7 @@ from driftgen.cli import models, runs, studies, toys
 from driftgen.cli.bench import bench
 from driftgen.cli.evaluate import evaluate
 from driftgen.cli.neighbors_command import neighbors
+from driftgen.cli.report_command import report
 from driftgen.errors import InputError
 
 __all__ = ["app", "main"]
@@ -50,6 +51,7 @@ for _command in (
     models.sample,
 ):
     app.command()(_command)
+app.command()(report)
 app.command("eval")(evaluate)
 app.command()(neighbors)
 app.command()(studies.ablate)

@@ -51,10 +51,10 @@ def toy(
         typer.Option(help="antisymmetry: compare runs with unbalanced attraction and repulsion."),
     ] = None,
 ) -> None:
-    """Evolve a 2-D distribution toward data; writes evolution.png, evolution.gif, metrics.json."""
+    """Evolve a 2-D distribution toward data; writes evolution.png, .gif and report.html."""
     from driftgen.data.toy import get_toy
-    from driftgen.demo import metric_rows
-    from driftgen.report.toy_files import study_table, write_evolution, write_study
+    from driftgen.report.toy_files import metric_rows, study_table, write_evolution, write_study
+    from driftgen.report.toy_page import write_toy_page
     from driftgen.support.atomic_write import make_folder
     from driftgen.support.progress import drawing, track
     from driftgen.training.toy_study import ANTISYMMETRY, ToyConfig, antisymmetry_study, evolve
@@ -88,7 +88,7 @@ def toy(
         with track(f"{target.name} {config.init}", config.total_steps, "drift") as on_step:
             evolution = evolve(target, config, on_step)
         with drawing():
-            paths = write_evolution(evolution, out, _command())
+            paths = [*write_evolution(evolution, out, _command()), write_toy_page(out)]
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         for name, value in metric_rows(evolution.metrics).items():
             table.add_row(name, value)

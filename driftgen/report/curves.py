@@ -1,84 +1,78 @@
-"""Training curves of a run, one figure each: raw drift, spread, diversity and the rest."""
+"""Training curves of a run: raw drift, spread, diversity and the rest, one panel each."""
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from driftgen.report.figures import DATA_COLOR, GENERATED_COLOR, STYLE
+__all__ = ["GROUPS", "Panel", "run_panels"]
 
-__all__ = ["draw_curves"]
-
-COLORS = (GENERATED_COLOR, DATA_COLOR, "#3a9e6f", "#a05bb5", "#8a6d3b", "#c0392b", "#17807e", "#7f7f7f")
 MAX_POINTS = 300  # per line; more are indistinguishable
+MAX_LINES = 8  # per panel
+LARGEST = 1e100  # drawn value; differences of larger ones overflow
+GROUPS = "Raw drift per feature group"
 Row = Mapping[str, Any]
 Line = tuple[list[float], list[float]]
 
 
-class _Panel(NamedTuple):
+class Panel(NamedTuple):
+    """Curves on common axes.
+
+    Attributes:
+        title: name of the quantity.
+        note: how to read it, or "".
+        lines: steps and values of each curve, by name.
+        log: True if the values are positive and may be drawn on a log axis.
+        level: value of the real data, or None.
+        prefix: of the title of one of the curves alone; None for the title and a comma.
+    """
+
     title: str
     note: str
     lines: dict[str, Line]
     log: bool = False
-    level: float | None = None  # value of the real data
+    level: float | None = None
+    prefix: str | None = None
+
+    def title_of(self, curve: str) -> str:
+        """Return the title of a chart that shows one of the curves."""
+        if curve == self.title:
+            return self.title
+        title = f"{self.title}, {curve}" if self.prefix is None else f"{self.prefix}{curve}"
+        return title[:1].upper() + title[1:]
 
 
-def draw_curves(header: Row, rows: Sequence[Row]) -> Iterator[tuple[str, str, bytes]]:
-    """Yield the title, a note and a PNG for each curve present in the rows."""
-    import matplotlib
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, LogLocator
-
+def run_panels(header: Row, rows: Sequence[Row]) -> list[Panel]:
+    """Return the panels that the rows have values for."""
+    found = []
     for panel in _panels(header, rows):
         lines = {name: line for name, line in panel.lines.items() if line[0]}
-        if not lines:
-            continue
-        with matplotlib.rc_context(STYLE):
-            figure = Figure(figsize=(5.6, 3.4), layout="constrained")
-            axes = figure.add_subplot()
-            for (name, (x, y)), color in zip(lines.items(), COLORS, strict=False):
-                axes.plot(x, y, color=color, label=name, linewidth=2, marker="o" if len(x) < 3 else None)
-            if panel.level is not None:
-                axes.axhline(panel.level, color="#555555", linewidth=1.2, linestyle="--")
-            low, high = (end(end(y) for _, y in lines.values()) for end in (min, max))
-            if panel.log and high > 4 * low:
-                axes.set_yscale("log")
-                # Label more than the decades if the axis spans less than two.
-                axes.yaxis.set_major_locator(LogLocator(subs=(1,) if high > 100 * low else (1, 2, 5)))
-                axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-                axes.minorticks_off()
-            elif low >= 0:
-                axes.set_ylim(bottom=0)  # a flat curve should look flat
-            if len(lines) > 1:
-                axes.legend(fontsize=10, ncols=1 + (len(lines) > 4))
-            axes.set_xlabel("step")
-            axes.grid(visible=True, which="major", color="#e6e6e6")
-            axes.set_axisbelow(True)
-            axes.locator_params(axis="x", nbins=5)
-            buffer = io.BytesIO()
-            figure.savefig(buffer, format="png", dpi=110, facecolor="white")
-        yield panel.title, panel.note, buffer.getvalue()
+        if lines:
+            found.append(panel._replace(lines=lines))
+    return found
 
 
-def _panels(header: Row, rows: Sequence[Row]) -> Iterator[_Panel]:
-    temperatures = header.get("temperatures") or []
+def _panels(header: Row, rows: Sequence[Row]) -> Iterator[Panel]:
+    given = header.get("temperatures")
+    temperatures = [t for t in given if isinstance(t, int | float)] if isinstance(given, list) else []
     count = max((len(r["drift"]) for r in rows if isinstance(r.get("drift"), list)), default=0)
     names = [f"τ = {temperatures[i]:g}" if i < len(temperatures) else f"field {i + 1}" for i in range(count)]
     drifts = {name: _line(rows, lambda r, i=i: r["drift"][i], log=True) for i, name in enumerate(names)}
     note = "Falls until only sampling noise remains."
-    yield _Panel("Raw drift per temperature", note, drifts, log=True)
-    groups = list(dict.fromkeys(g for r in rows for g in r.get("drift_groups") or {}))[: len(COLORS)]
+    yield Panel("Raw drift per temperature", note, drifts, log=True, prefix="raw drift, ")
+    mappings = [r["drift_groups"] for r in rows if isinstance(r.get("drift_groups"), dict)]
+    groups = list(dict.fromkeys(g for mapping in mappings for g in mapping))[:MAX_LINES]
     by_group = {g: _line(rows, lambda r, g=g: _mean(r["drift_groups"][g]), log=True) for g in groups}
-    yield _Panel("Raw drift per feature group", "Mean over temperatures.", by_group, log=True)
+    if len(groups) > 1:
+        yield Panel(GROUPS, "Mean over temperatures.", by_group, log=True)
     labels = {"spread": "spread", "diversity": "diversity"}
     note = "Relative to real samples. 1 is ideal; far below: collapse; far above: divergence."
     if any("batch_spread" in r for r in rows):
         note = note.replace(".", ", averaged weights unless named.", 1)
         labels |= {"batch_spread": "spread, trained weights", "batch_diversity": "diversity, trained weights"}
     relative = {text: _line(rows, lambda r, key=key: r[key]) for key, text in labels.items()}
-    yield _Panel("Spread and within-class diversity", note, relative, level=1.0)
+    yield Panel("Spread and within-class diversity", note, relative, level=1.0, prefix="")
     yield from _evaluation_panels(rows)
     for key, title, note, log in (
         ("reconstruction", "Reconstruction error", "Averaged weights, fixed images.", True),
@@ -89,23 +83,22 @@ def _panels(header: Row, rows: Sequence[Row]) -> Iterator[_Panel]:
         ("samples_per_second", "Samples per second", "", False),
         ("loss", "Loss", "Flat by design: watch the raw drift." if count else "", False),
     ):
-        yield _Panel(title, note, {title: _line(rows, lambda r, key=key: r[key], log=log)}, log=log)
+        yield Panel(title, note, {title: _line(rows, lambda r, key=key: r[key], log=log)}, log=log)
 
 
-def _evaluation_panels(rows: Sequence[Row]) -> Iterator[_Panel]:
+def _evaluation_panels(rows: Sequence[Row]) -> Iterator[Panel]:
     """Yield the Fréchet distance of each average."""
-    evaluations = [r["evaluation"] for r in rows if isinstance(r.get("evaluation"), dict)]
+    dicts = [r["evaluation"] for r in rows if isinstance(r.get("evaluation"), dict)]
+    evaluations = [e for e in dicts if isinstance(e.get("metric"), str) and isinstance(e.get("ema"), dict)]
     for metric in dict.fromkeys(e["metric"] for e in evaluations):
-        decays = dict.fromkeys(decay for e in evaluations for decay in e["ema"])
+        decays = list(dict.fromkeys(decay for e in evaluations for decay in e["ema"]))[:MAX_LINES]
         lines = {
             f"EMA {decay}": _line(rows, lambda r, d=decay, m=metric: r["evaluation"]["ema"][d][m], log=True)
             for decay in decays
         }
-        counts = sorted({e["samples"] for e in evaluations if e["metric"] == metric})
-        note = (
-            f"Of {', '.join(f'{n:,}' for n in counts)} samples against the training images. Lower is better."
-        )
-        yield _Panel(metric, note, lines, log=True)
+        counts = dict.fromkeys(str(e.get("samples")) for e in evaluations if e["metric"] == metric)
+        note = f"Of {', '.join(counts)} samples against the training images. Lower is better."
+        yield Panel(metric, note, lines, log=True)
 
 
 def _line(rows: Sequence[Row], value: Any, log: bool = False) -> Line:
@@ -113,11 +106,11 @@ def _line(rows: Sequence[Row], value: Any, log: bool = False) -> Line:
     points = []
     for row in rows:
         try:
-            y = float(value(row))
-        except (KeyError, IndexError, TypeError, ValueError):
+            x, y = float(row["step"]), float(value(row))
+        except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError, OverflowError):
             continue
-        if math.isfinite(y) and (y > 0 or not log):
-            points.append((float(row["step"]), y))
+        if abs(y) < LARGEST and (y > 0 or not log):  # false for NaN
+            points.append((x, y))
     bin_size = math.ceil(len(points) / MAX_POINTS)
     bins = [points[i : i + bin_size] for i in range(0, len(points), max(bin_size, 1))]
     steps, values = ([_mean([p[i] for p in part]) for part in bins] for i in (0, 1))

@@ -55,8 +55,17 @@ def draw_evolution(evolution: Evolution, path: Path, title: str) -> None:
             axes.set_title(f"step {step}", fontsize=14)
         curve = figure.add_subplot(rows[1, :])
         _curve(curve, evolution, shown)
-        curve.legend(handles=_handles(), loc="upper right", fontsize=14, handletextpad=0.1)
         figure.suptitle(_plain(title), x=0.01, ha="left", fontsize=16, fontweight="bold")
+        figure.legend(
+            handles=_handles(),
+            loc="upper right",
+            bbox_to_anchor=(1, 1),
+            ncols=2,
+            fontsize=14,
+            handletextpad=0.1,
+            columnspacing=1.2,
+            borderpad=0.1,
+        )
         _save(figure, path)
 
 

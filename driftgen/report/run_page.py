@@ -2,235 +2,174 @@
 
 from __future__ import annotations
 
-import base64
-import io
-import json
-import re
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
-from driftgen.errors import InputError
-from driftgen.report.curves import draw_curves
+from driftgen.report.chart import make_chart
+from driftgen.report.curves import run_panels
+from driftgen.report.embedded_images import Picture, embed_images, embed_sheet
 from driftgen.report.page import write_page
+from driftgen.report.run_files import RunFiles, format_value, read_run
+from driftgen.report.toy_page import read_toy
+from driftgen.support.sheets import read_sheet
 from driftgen.training.metrics_file import read_metrics
+from driftgen.training.previews import NEAREST, REAL
+from driftgen.training.run_folder import SAMPLES
 
-__all__ = ["read_metrics", "write_report"]
+__all__ = ["Frame", "read_frames", "read_metrics", "read_real", "write_report"]
 
-STAGES = 6  # number of steps with samples
-THUMBNAIL = 560  # maximum width of an intermediate image in pixels
-MAX_WIDTH = 1600  # maximum width of the final image in pixels
-STYLE = """<style>
-.run table { table-layout: fixed; } .run td { overflow-wrap: anywhere; }
-.run td:last-child { white-space: normal; width: 45%; }
-.run .grid { display: grid; gap: 1rem;
-             grid-template-columns: repeat(auto-fit, minmax(min(45%, 300px), 1fr)); }
-.run .curves { grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); }
-.run .grid figure { margin: 0; } .run figcaption { color: var(--soft); font-size: .9rem; margin-top: .3rem; }
-.run .sheet { width: 100%; image-rendering: pixelated; } .run .large { max-width: 760px; }
-.run pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f6f8fa; padding: .8rem;
-           border-radius: 6px; font-size: .85rem; }
-.run summary { cursor: pointer; } .run .warning { border-left: 4px solid var(--orange); padding-left: .8rem; }
-</style>"""
+FRAMES = 24  # maximum number of sheets of a timeline
+FRAME_WIDTH, SHEET_WIDTH, CELL_WIDTH = 640, 1200, 128  # maximum widths in pixels
+TOY = "toy"  # folder of the toy inside a demo's run
 
 
-def write_report(folder: Path, extra_html: str = "") -> Path:
-    """Write ``report.html`` into the folder of a run and return its path.
+@dataclass(frozen=True)
+class Frame:
+    """A sheet of a timeline, and its step as text."""
 
-    Sections without data (samples, evaluation, metrics) are left out. ``extra_html`` is inserted before the
-    configuration.
+    label: str
+    picture: Picture
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A sample or one of its nearest training images."""
+
+    picture: Picture
+    caption: str
+
+
+def write_report(folder: Path, out: Path | None = None) -> Path:
+    """Write the report of a run, by default ``report.html`` in its folder, and return its path.
+
+    Sections without data (samples, evaluation, metrics) are left out.
     """
-    if not folder.is_dir():
-        raise InputError(f"{folder} is not a folder: give the folder of a run, such as runs/digits")
-    header, rows = read_metrics(folder / "metrics.jsonl")
-    evaluation = _parse_json(_text(folder / "evaluation.json"))
-    stages = _stages(folder / "samples")
-    parts = [
-        _summary(header, rows),
-        _warnings(rows),
-        _final(stages),
-        _evaluation(evaluation),
-        _evolution(stages),
-        _curves(header, rows),
-        extra_html,
-        _configuration(_text(folder / "config.yaml")),
-    ]
-    body = f'{STYLE}<div class="run">' + "\n".join(p for p in parts if p) + "</div>"
-    name = folder.resolve().name
-    footer = f"Written by driftgen from the files in <code>{escape(name)}</code>. The page is self-contained."
-    return write_page(folder / "report.html", f"Run {name}", body, [], footer)
-
-
-def _summary(header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
-    if not rows:
-        return "<p>No steps have been recorded yet.</p>"
-    last = rows[-1]
-    facts = {"steps": f"{last['step']:,}"}
-    if isinstance(header.get("weights"), str):
-        facts["weights of the samples and of the saved model"] = header["weights"]
-    if "seconds" in last:
-        facts["time"] = _duration(last["seconds"])
-    rates = sorted(r["samples_per_second"] for r in rows if r.get("samples_per_second"))
-    if rates:
-        facts["samples per second, median"] = f"{rates[len(rates) // 2]:,.0f}"
-    if any(r.get("memory_gib") for r in rows):
-        facts["peak memory"] = f"{max(r.get('memory_gib') or 0 for r in rows):.2f} GiB"
-    weights = "averaged" if "batch_spread" in last else "current"
-    names = {
-        "spread": f"spread of generated samples, {weights} weights (data: 1)",
-        "diversity": f"within-class diversity, {weights} weights (data: 1)",
-        "reconstruction": "reconstruction error, averaged weights",
-        "accuracy": "classifier accuracy, averaged weights",
-        "skipped": "skipped steps",
+    run = read_run(folder)
+    frames, real, nearest = read_frames(run), read_real(run), _nearest(run)
+    charts = [make_chart(panel) for panel in run_panels(run.header, run.rows)]
+    toy = read_toy(folder / TOY, demo=True)
+    values: dict[str, Any] = {
+        "warnings": run.warnings(),
+        "unreadable": run.unreadable() if run.unreadable()[0] else None,
+        "frames": frames,
+        "nearest": nearest,
+        "evaluation": _evaluation(run.evaluation),
+        "charts": charts,
+        "toy": toy,
+        "facts": run.facts(),
+        "config": run.config_text,
     }
-    facts |= {text: _figure(last[key]) for key, text in names.items() if last.get(key) is not None}
-    facts |= _best_evaluation(rows)
-    model = "a masked autoencoder" if header.get("task") == "pretrain" else "a one-step generator"
-    return f"<p>Training of {model}.</p>{_table(facts)}"
-
-
-def _best_evaluation(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the lowest distance of the run, with its step and average."""
-    found = [
-        (float(scores[result["metric"]]), row["step"], decay, result)
-        for row in rows
-        if isinstance(result := row.get("evaluation"), dict)
-        for decay, scores in result["ema"].items()
-    ]
-    if not found:
-        return {}
-    value, step, decay, result = min(found, key=lambda entry: entry[0])
-    name = f"lowest {result['metric']} of {result['samples']:,} samples"
-    return {name: f"{_figure(value)}, EMA {decay} at step {step:,}"}
-
-
-def _warnings(rows: Sequence[Mapping[str, Any]]) -> str:
-    first_steps: dict[str, int] = {}
-    for row in rows:
-        for text in row.get("warnings") or []:
-            first_steps.setdefault(str(text), row["step"])
-    lines = "".join(f'<p class="warning">step {step:,}: {escape(t)}</p>' for t, step in first_steps.items())
-    return f"<section><h2>Warnings</h2>{lines}</section>" if lines else ""
-
-
-def _final(stages: Mapping[int, Path]) -> str:
-    for step in sorted(stages, reverse=True):
-        if picture := _inline_image(stages[step], MAX_WIDTH, f"samples at step {step}", "sheet large"):
-            return f"<section><h2>Samples at step {step:,}</h2>{picture}</section>"
-    return ""
-
-
-def _evaluation(evaluation: Mapping[str, Any]) -> str:
-    figures = evaluation.get("figures")
-    facts = {str(k): _figure(v) for k, v in figures.items()} if isinstance(figures, dict) else {}
-    text = ""
-    calls, time = evaluation.get("network_calls_per_image"), evaluation.get("milliseconds_per_image")
-    if calls is not None:
-        count = "One network call" if calls == 1 else f"{_figure(calls)} network calls"
-        duration = "" if time is None else f", {_figure(time)} milliseconds"
-        text = f"<p><b>{count} per image{duration}.</b></p>"
-    for key in ("evaluator", "hardware", "note"):
-        value = evaluation.get(key)
-        if isinstance(value, Mapping):
-            value = ", ".join(f"{name} {entry}" for name, entry in value.items())
-        if isinstance(value, str):
-            text += f"<p>{key}: {escape(value)}</p>"
-    return f"<section><h2>Evaluation</h2>{text}{_table(facts)}</section>" if facts or text else ""
-
-
-def _evolution(stages: Mapping[int, Path]) -> str:
-    steps = sorted(stages)
-    if len(steps) < 2:
-        return ""
-    count = min(STAGES, len(steps))
-    chosen = sorted({steps[round(i * (len(steps) - 1) / (count - 1))] for i in range(count)})
-    pictures = []
-    for step in chosen:
-        if picture := _inline_image(stages[step], THUMBNAIL, f"samples at step {step}", "sheet"):
-            pictures.append(f"<figure>{picture}<figcaption>step {step:,}</figcaption></figure>")
-    text = "<p>Samples from the same noise with the averaged weights (EMA), in the course of training.</p>"
-    grid = f'<div class="grid">{"".join(pictures)}</div>'
-    return f"<section><h2>Samples during training</h2>{text}{grid}</section>"
-
-
-def _curves(header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
-    figures = []
-    for title, note, png in draw_curves(header, rows):
-        image = f'<img alt="{escape(title)}" src="{_inline(png, "png")}">'
-        caption = f"<b>{escape(title)}</b>{'. ' + escape(note) if note else ''}"
-        figures.append(f"<figure>{image}<figcaption>{caption}</figcaption></figure>")
-    return (
-        f'<section><h2>Curves</h2><div class="grid curves">{"".join(figures)}</div></section>'
-        if figures
-        else ""
+    sections = {
+        "warnings": ("warnings", "Warnings"),
+        "unreadable": ("unreadable", "Unreadable images"),
+        "frames": ("samples", "Reconstructions" if run.pretrains else "Samples"),
+        "nearest": ("nearest", "Nearest training images"),
+        "evaluation": ("evaluation", "Evaluation"),
+        "charts": ("curves", "Curves"),
+        "toy": ("toy", "Toy"),
+        "facts": ("run", "Run"),
+        "config": ("configuration", "Configuration"),
+    }
+    command = run.header.get("command")
+    return write_page(
+        out or folder / "report.html",
+        "run.html",
+        title=f"Run {run.name}",
+        subtitle=_subtitle(run),
+        contents={key: text for name, (key, text) in sections.items() if values[name]},
+        origin=f"from the files in {run.name}",
+        tiles=run.tiles(),
+        pretrains=run.pretrains,
+        sample_text=_sample_text(run, len(frames)),
+        real=real,
+        command=command if isinstance(command, str) else "",
+        environment=run.environment(),
+        **values,
     )
 
 
-def _configuration(text: str) -> str:
-    if not text:
-        return ""
-    hidden = f"<details><summary>All values of this run</summary><pre>{escape(text)}</pre></details>"
-    return f"<section><h2>Configuration</h2>{hidden}</section>"
+def read_frames(run: RunFiles, most: int = FRAMES) -> list[Frame]:
+    """Return at most ``most`` sheets of a run, evenly spread over its steps, the first and the last included.
+
+    Files that cannot be read are left out.
+    """
+    steps = list(run.sheets)
+    count = min(most, len(steps))
+    chosen = {steps[round(i * (len(steps) - 1) / max(count - 1, 1))] for i in range(count)}
+    frames = []
+    for step in sorted(chosen):
+        sheet = read_sheet(run.sheets[step])
+        if sheet is not None:
+            width = SHEET_WIDTH if step == steps[-1] else FRAME_WIDTH
+            frames.append(Frame(f"{step:,}", embed_sheet(sheet, width)))
+    return frames
 
 
-def _stages(folder: Path) -> dict[int, Path]:
-    paths = {}
-    for path in folder.glob("step-*.png"):
-        if match := re.fullmatch(r"step-(\d+)", path.stem):
-            paths[int(match[1])] = path
-    return paths
+def read_real(run: RunFiles) -> Picture | None:
+    """Return the sheet of real images of a run, if there is one."""
+    sheet = read_sheet(run.folder / SAMPLES / REAL)
+    return None if sheet is None else embed_sheet(sheet, SHEET_WIDTH)
 
 
-def _inline_image(path: Path, max_width: int, alt: str, kind: str) -> str:
-    """Return an ``img`` tag with the image embedded, or an empty string if it cannot be read."""
-    try:
-        with Image.open(path) as image:
-            image.load()
-            picture = image.convert("RGB")
-    except (OSError, SyntaxError, ValueError):  # PIL raises these for damaged files
-        return ""
-    if picture.width > max_width:
-        picture = picture.resize((max_width, max(1, round(picture.height * max_width / picture.width))))
-    buffer = io.BytesIO()
-    picture.save(buffer, "PNG", optimize=True)
-    return f'<img class="{kind}" alt="{escape(alt)}" src="{_inline(buffer.getvalue(), "png")}">'
+def _nearest(run: RunFiles) -> list[list[Cell]]:
+    """Return the rows of the sheet of nearest training images: a sample, then its neighbors."""
+    sheet = read_sheet(run.folder / SAMPLES / NEAREST)
+    if sheet is None or len(sheet.captions) != len(sheet.images):
+        return []
+    pictures = embed_images(list(sheet.images), CELL_WIDTH)
+    cells = [Cell(picture, text) for picture, text in zip(pictures, sheet.captions, strict=True)]
+    return [cells[i : i + sheet.columns] for i in range(0, len(cells), sheet.columns)]
 
 
-def _inline(data: bytes, kind: str) -> str:
-    return f"data:image/{kind};base64," + base64.b64encode(data).decode()
+def _subtitle(run: RunFiles) -> str:
+    kind = "Masked autoencoder" if run.pretrains else "One-step generator"
+    recipe, about = run.header.get("recipe"), run.config.get("about")
+    parts = [kind]
+    if isinstance(recipe, str) and recipe:
+        parts.append(f"recipe {recipe}")
+    if isinstance(about, str) and about:
+        parts.append(about)
+    if run.steps is not None and run.rows:
+        parts.append("complete" if run.step >= run.steps else f"at step {run.step:,} of {run.steps:,}")
+    return " · ".join(parts)
 
 
-def _table(facts: Mapping[str, str]) -> str:
-    lines = "".join(f"<tr><td>{escape(k)}</td><td>{escape(v)}</td></tr>" for k, v in facts.items())
-    return f"<table>{lines}</table>" if lines else ""
+def _sample_text(run: RunFiles, frames: int) -> str:
+    weights = run.header.get("weights")
+    of = f"the averaged weights ({weights})" if isinstance(weights, str) else "the averaged weights"
+    if run.pretrains:
+        text = f"Training images, their visible patches, and the patches that {of} reconstruct."
+    else:
+        text = f"Samples of {of}, one row per class, one network call each."
+    if frames > 1:
+        text += " Move the slider to see earlier training steps"
+        text += "." if run.pretrains else ": the noise is the same at every step."
+    return text
 
 
-def _figure(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, s = divmod(round(seconds), 60)
-    if minutes >= 60:
-        return f"{minutes // 60} h {minutes % 60} min"
-    return f"{minutes} min {s} s" if minutes else f"{s} s"
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _parse_json(text: str) -> dict[str, Any]:
-    try:
-        record = json.loads(text)
-    except ValueError:
-        return {}
-    return record if isinstance(record, dict) else {}
+def _evaluation(record: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the text and the figures of ``evaluation.json``."""
+    figures, bars = record.get("figures"), record.get("bars")
+    rows = {str(k): format_value(v) for k, v in figures.items()} if isinstance(figures, dict) else {}
+    lines = []
+    calls, time = record.get("network_calls_per_image"), record.get("milliseconds_per_image")
+    if calls is not None:
+        count = "One network call" if calls == 1 else f"{format_value(calls)} network calls"
+        lines.append(
+            f"{count} per image" + ("." if time is None else f", {format_value(time)} milliseconds.")
+        )
+    for key in ("evaluator", "hardware", "note"):
+        value = record.get(key)
+        if isinstance(value, Mapping):
+            value = ", ".join(f"{name} {entry}" for name, entry in value.items())
+        if isinstance(value, str):
+            lines.append(f"{key.capitalize()}: {value}.")
+    if not rows and not lines:
+        return None
+    targets = {}
+    if isinstance(bars, dict):
+        relation = {key: "at most" if key == "copied" else "at least" for key in bars}
+        targets = {str(k): f"{relation[k]} {format_value(v)}" for k, v in bars.items() if str(k) in rows}
+    return {"lines": lines, "bold": calls is not None, "rows": rows, "targets": targets}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from safetensors.torch import save_file
 from driftgen.errors import InputError
 from driftgen.pipeline import DriftPipeline
 from driftgen.support.atomic_write import atomic_write, make_folder
-from driftgen.support.images import contact_sheet
+from driftgen.support.sheets import Sheet, write_sheet
 
 __all__ = ["parse_labels", "write_latents", "write_samples"]
 
 RECORD, SHEET, LATENTS = "samples.json", "grid.png", "latents.safetensors"
 ON_SHEET = 100  # maximum number of images on the sheet
+LONGEST_NAME = 40  # characters of a class name in a file name
 
 
 def parse_labels(text: str | None) -> list[int | str] | None:
@@ -45,16 +47,17 @@ def write_samples(
     about: dict[str, Any],
     on_step: Callable[[int, float], None] = lambda step, figure: None,
 ) -> Path:
-    """Write ``00000_class3.png``, ..., ``grid.png`` and ``samples.json``; return the path of the sheet.
+    """Write ``00000_class3_cat.png``, ..., ``grid.png`` and ``samples.json``; return the path of the sheet.
 
-    A folder that holds some of the same samples is completed. A folder of other samples is an error.
+    Names of classes are part of the file names and stand below the images of the sheet. A folder that holds
+    some of the same samples is completed. A folder of other samples is an error.
     ``on_step`` receives the number of images written and the network calls per image.
     """
     record = {**about, "guidance": guidance, "seed": seed, "labels": labels}
     make_folder(out)
     _claim(out / RECORD, record)
     digits = max(5, len(str(len(labels) - 1)))
-    paths = [out / f"{i:0{digits}d}_class{label}.png" for i, label in enumerate(labels)]
+    paths = [_image_path(out, f"{i:0{digits}d}", label, pipe.class_names) for i, label in enumerate(labels)]
     done = next((i for i, path in enumerate(paths) if not path.is_file()), len(paths))
     before = pipe.evaluated
     skipped = done
@@ -68,9 +71,10 @@ def write_samples(
     for path in paths[:ON_SHEET]:
         with Image.open(path) as image:
             shown.append(image.copy())
-    with atomic_write(out / SHEET) as scratch:
-        contact_sheet(shown).save(scratch)
-    return out / SHEET
+    names = pipe.class_names if pipe.class_names and len(pipe.class_names) > 1 else None
+    captions = [names[label] for label in labels[:ON_SHEET]] if names else ()
+    columns = math.ceil(math.sqrt(len(shown)))
+    return write_sheet(out / SHEET, Sheet(shown, columns, captions=captions))
 
 
 def write_latents(pipe: DriftPipeline, out: Path, labels: list[int], *, guidance: float, seed: int) -> Path:
@@ -82,6 +86,19 @@ def write_latents(pipe: DriftPipeline, out: Path, labels: list[int], *, guidance
     with atomic_write(out / LATENTS) as scratch:
         save_file({"latents": latents, "labels": latents.new_tensor(labels).long()}, scratch)
     return out / LATENTS
+
+
+def _image_path(folder: Path, number: str, label: int, class_names: Sequence[str] | None) -> Path:
+    """Return the path of an image: its number, its class and the name of the class.
+
+    A name that is the number of the class, as those of digits are, is left out.
+    """
+    plain = folder / f"{number}_class{label}.png"  # also the name in folders of earlier versions
+    name = class_names[label] if class_names else ""
+    safe = re.sub(r"[^\w.+-]+", "-", name).strip("-._")[:LONGEST_NAME].rstrip("-._")
+    if not safe or name == str(label) or plain.is_file():
+        return plain
+    return folder / f"{number}_class{label}_{safe}.png"
 
 
 def _claim(path: Path, record: dict[str, Any]) -> None:

@@ -11,7 +11,9 @@ from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.provenance import provenance
 from driftgen.training.toy_study import Evolution, ToyConfig
 
-__all__ = ["evolution_title", "study_table", "write_evolution", "write_study"]
+__all__ = ["evolution_title", "metric_rows", "study_table", "write_evolution", "write_study"]
+
+METRICS = "metrics.json"
 
 INIT_WORDS = {
     "between": "starting in the middle",
@@ -29,18 +31,34 @@ def write_evolution(evolution: Evolution, out: Path, command: str) -> list[Path]
     """Write ``evolution.png``, ``evolution.gif`` and ``metrics.json`` to ``out``; return their paths."""
     make_folder(out)
     title = evolution_title(evolution.metrics["distribution"], evolution.config)
-    picture, animation, metrics = (out / f for f in ("evolution.png", "evolution.gif", "metrics.json"))
+    picture, animation, metrics = (out / f for f in ("evolution.png", "evolution.gif", METRICS))
     draw_evolution(evolution, picture, title)
     write_animation(evolution, animation, title)
     _write_json(metrics, provenance(command) | evolution.metrics)
     return [picture, animation, metrics]
 
 
+def metric_rows(metrics: dict[str, Any]) -> dict[str, str]:
+    """Format the metrics of a toy run for display."""
+    rows = {
+        "energy distance to fresh data, start": f"{metrics['energy_distance_at_start']:.4f}",
+        "energy distance to fresh data, end": f"{metrics['energy_distance']:.4f}",
+        "energy distance between fresh data": f"{metrics['energy_distance_of_data_to_itself']:.4f}",
+        "mean squared drift, start": f"{metrics['drift_at_start']:.1e}",
+        "mean squared drift, end": f"{metrics['drift_at_end']:.1e}",
+        "mean squared drift, start / end": f"{metrics['drift_ratio']:.3g}",
+    }
+    if "mode_shares" in metrics:
+        rows["share of the smallest mode (ideal: 1)"] = f"{metrics['least_mode_share']:.2f}"
+    rows["seconds"] = f"{metrics['seconds']:.1f}"
+    return rows
+
+
 def write_study(runs: dict[str, Evolution], out: Path, command: str) -> list[Path]:
     """Write ``comparison.png``, ``table.md`` and ``metrics.json`` of the anti-symmetry study to ``out``."""
     make_folder(out)
     first = next(iter(runs.values()))
-    picture, table, metrics = (out / f for f in ("comparison.png", "table.md", "metrics.json"))
+    picture, table, metrics = (out / f for f in ("comparison.png", "table.md", METRICS))
     draw_comparison(
         runs, picture, f"{first.metrics['distribution']}: effect of breaking the anti-symmetry of V"
     )

@@ -41,8 +41,12 @@ def to_pil(pixels: NDArray[np.uint8]) -> list[Image.Image]:
     return [Image.fromarray(image[..., 0] if channels == 1 else image) for image in pixels]
 
 
-def contact_sheet(images: Sequence[Image.Image], columns: int | None = None, gap: int = 2) -> Image.Image:
+def contact_sheet(
+    images: Sequence[Image.Image], columns: int | None = None, gap: int = 2, below: int = 0
+) -> Image.Image:
     """Arrange images in rows on a white sheet, about square unless ``columns`` is given.
+
+    ``below`` leaves as many more pixels under every row, for captions.
 
     Small images are enlarged without smoothing, so that 8-pixel digits are legible.
     """
@@ -55,10 +59,10 @@ def contact_sheet(images: Sequence[Image.Image], columns: int | None = None, gap
     zoom = max(1, 64 // max(width, height))
     width, height = width * zoom, height * zoom
     rows = math.ceil(len(images) / columns)
-    size = (columns * (width + gap) + gap, rows * (height + gap) + gap)
+    size = (columns * (width + gap) + gap, rows * (height + gap + below) + gap)
     sheet = Image.new(images[0].mode, size, "white")
     for i, image in enumerate(images):
         row, column = divmod(i, columns)
-        corner = (gap + column * (width + gap), gap + row * (height + gap))
+        corner = (gap + column * (width + gap), gap + row * (height + gap + below))
         sheet.paste(image.resize((width, height), Image.Resampling.NEAREST), corner)
     return sheet

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from driftgen.errors import InputError, NotFiniteError
 from driftgen.support.distributed import Distributed
+from driftgen.support.provenance import command_line, environment
 from driftgen.support.signals import handle_signals
 from driftgen.training.checkpoint import Checkpoint, Checkpoints
 from driftgen.training.ema import EMA, INITIAL_SHARE_LIMIT, unwrapped
@@ -74,6 +75,8 @@ class Loop:
 
     def _run(self) -> bool:
         self._resume()
+        if self.step == 0:
+            self._save_preview()  # of the initial weights; its time does not count in samples per second
         config = self.config
         self._started = self._last = time.monotonic()
         self._last_step = self.step
@@ -302,11 +305,13 @@ def run_task(
 ) -> bool:
     """Run a task in a folder, or resume it; return True if the run is complete.
 
-    ``header`` becomes the first line of ``metrics.jsonl``. It says which weights the previews, the saved
-    model and the metrics of averaged weights belong to.
+    ``header`` becomes the first line of ``metrics.jsonl``. The loop adds the weights that the previews, the
+    saved model and the metrics of averaged weights belong to, the command and the environment.
     """
     if distributed.is_main:
-        create_run(folder, config, **header, weights=f"EMA {float(config.ema[0])}")
+        about = environment(distributed.device, distributed.world_size)
+        weights = f"EMA {float(config.ema[0])}"
+        create_run(folder, config, **header, weights=weights, command=command_line(), environment=about)
     distributed.barrier()
     return Loop(folder, config, task, distributed, view, report).run()
 

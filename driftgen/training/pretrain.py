@@ -20,10 +20,10 @@ from driftgen.evaluation.real_images import open_in_shape
 from driftgen.features.resnet_mae import MAEOutput
 from driftgen.model_io import RUN_MODEL, save_model
 from driftgen.ops.compile import compile_parts, to_channels_last
-from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.distributed import Distributed
-from driftgen.support.images import contact_sheet, to_pil, to_uint8
+from driftgen.support.images import to_pil, to_uint8
 from driftgen.support.rng import derive_generator, derive_seed
+from driftgen.support.sheets import Sheet, write_sheet
 from driftgen.training.build import NO_PARTS, Parts, build_mae, make_tokenizer, open_data
 from driftgen.training.config import Masking, PretrainConfig
 from driftgen.training.graphed_step import GraphedStep, can_capture
@@ -37,7 +37,7 @@ __all__ = ["Pretraining", "classification_weight", "pretrain"]
 
 # RNG stream ids
 ORDER, AUGMENT, MASK, WEIGHTS, PREVIEW, LATENT, PROBE = range(7)
-PREVIEW_IMAGES = 10
+PREVIEW_IMAGES, PREVIEW_ROWS = 10, ("original", "masked", "reconstructed")
 PROBE_IMAGES = 64  # fixed images that the averaged weights are measured on
 
 
@@ -195,11 +195,8 @@ class Pretraining:
         masked = mask.repeat_interleave(p, 2).repeat_interleave(p, 3)
         reconstructed = mae.unpatchify(mae.reconstruct(images, mask))
         rows = [images, images * (1 - masked), images * (1 - masked) + reconstructed.float() * masked]
-        path = path.with_suffix(".png")
-        make_folder(path.parent)
-        with atomic_write(path) as scratch:
-            contact_sheet(to_pil(to_uint8(torch.cat(rows))), columns=len(images)).save(scratch)
-        return path
+        pictures = to_pil(to_uint8(torch.cat(rows)))
+        return write_sheet(path.with_suffix(".png"), Sheet(pictures, len(images), PREVIEW_ROWS))
 
     def save_models(self, averaged: Mapping[str, nn.Module], folder: Path, step: int) -> None:
         """Save the first average as ``model/``."""

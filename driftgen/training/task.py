@@ -56,7 +56,8 @@ class Task(Protocol):
     def save_preview(self, averaged: nn.Module, path: Path) -> Path | None:
         """Write what the averaged model generates at present to ``path`` plus a suffix of the task's choice.
 
-        Returns the file, or None if there is nothing to show. Called in the main process only.
+        Returns the file, or None if there is nothing to show. Called in the main process only, before the
+        first step and every ``output.samples_every`` steps.
         """
         ...
 

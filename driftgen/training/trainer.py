@@ -15,13 +15,10 @@ from driftgen.data.class_batches import StepSizes, open_source
 from driftgen.data.placement import is_on_gpu, place_data
 from driftgen.drift.guidance import sample_alpha
 from driftgen.drift.loss import DriftingLoss
-from driftgen.errors import InputError
 from driftgen.model_io import RUN_MODEL, read_config
 from driftgen.ops.compile import compile_parts, to_channels_last
 from driftgen.pipeline import DriftPipeline
-from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.distributed import Distributed
-from driftgen.support.images import contact_sheet, to_pil, to_uint8
 from driftgen.support.rng import RNGState, derive_generator, derive_seed
 from driftgen.training.build import (
     NO_PARTS,
@@ -39,6 +36,7 @@ from driftgen.training.graphed_step import GraphedStep, can_capture
 from driftgen.training.health import Health, never_trained
 from driftgen.training.loop import View, run_task
 from driftgen.training.microbatch import MicroBatchedStep
+from driftgen.training.previews import NEAREST, REAL, save_nearest, save_real, save_samples
 from driftgen.training.run_evaluation import RunEvaluation
 from driftgen.training.run_folder import CHECKPOINTS, check_run
 from driftgen.training.sharding import make_mesh
@@ -50,7 +48,6 @@ __all__ = ["Training", "train"]
 
 # RNG stream ids
 ALPHA, NOISE, PREVIEW, WEIGHTS = range(4)
-PREVIEW_CLASSES, PREVIEW_EACH = 10, 10
 MEASURED = 256  # samples of the averaged weights that are measured, at least 2 of each class
 
 
@@ -126,6 +123,7 @@ class Training:
         untrained = [entry.name for entry, encoder in encoders if never_trained(encoder)]
         self.health = Health(config.loss.temperatures, untrained)
         self.last: tuple[StepInputs, StepOutput] | None = None
+        self.done = 0  # steps up to the last one computed
         self._ahead: tuple[int, StepInputs, RNGState] | None = None  # the step drawn ahead
         self.parts, self.info = parts, info
         self.evaluation: RunEvaluation | None = None
@@ -172,7 +170,7 @@ class Training:
             _, inputs, random = ahead
             random.restore(self.distributed.device)  # networks may draw, for example for dropout
         output = self.compute(inputs)
-        self.last = inputs, output
+        self.last, self.done = (inputs, output), step + 1
         return output.loss
 
     def draw_ahead(self, step: int) -> None:
@@ -228,24 +226,18 @@ class Training:
         return self.health.update(row)
 
     def save_preview(self, averaged: nn.Module, path: Path) -> Path | None:
-        """Save a contact sheet, one row per class."""
-        pipe = self.pipeline(averaged)
-        classes = min(PREVIEW_CLASSES, self.source.num_classes)
-        each = PREVIEW_EACH if classes > 1 else PREVIEW_CLASSES * PREVIEW_EACH
-        try:
-            samples = pipe(
-                [label for label in range(classes) for _ in range(each)],
-                guidance=self.config.output.sample_guidance,
-                seed=derive_seed(self.config.seed, PREVIEW),
-                output="tensor",
-            )
-            images = to_pil(to_uint8(samples))
-        except InputError:
-            return None  # samples that are no images, such as latents without a tokenizer
-        path = path.with_suffix(".png")
-        make_folder(path.parent)
-        with atomic_write(path) as scratch:
-            contact_sheet(images, columns=PREVIEW_EACH).save(scratch)
+        """Save a sheet of samples, one row per class.
+
+        The first preview of a run adds real images, the last one nearest training images.
+        """
+        pipe, classes, path = self.pipeline(averaged), self.source.num_classes, path.with_suffix(".png")
+        samples = save_samples(pipe, classes, path, seed=derive_seed(self.config.seed, PREVIEW))
+        if samples is None:
+            return None
+        if self.last is None:  # no thread loads data yet
+            save_real(self.data, pipe, path.with_name(REAL))
+        if self.done == self.config.optim.steps:
+            save_nearest(samples, classes, self.data, path.with_name(NEAREST))
         return path
 
     def save_models(self, averaged: Mapping[str, nn.Module], folder: Path, step: int) -> None:

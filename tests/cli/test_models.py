@@ -9,6 +9,9 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file
 
+from driftgen.generators import ImageMLP
+from driftgen.pipeline import DriftPipeline
+from driftgen.support.sheets import read_sheet
 from tests.support.artifacts import ARTIFACTS, LATENT, MAE, PIXEL
 from tests.support.fork_server import CAPTURE, start_driftgen
 from tests.support.fork_server import run_driftgen as run
@@ -39,6 +42,32 @@ def test_sample_writes_single_images_and_a_sheet(tmp_path, here):
     assert other.returncode == 2
     assert "holds other samples (another seed): choose another folder" in other.stderr
     assert (out / "00001_class5.png").read_bytes() == first
+
+
+def test_names_of_classes_are_in_file_names_and_on_the_sheet(tmp_path, here):
+    names = ["cat", "dog/../..", "1", "Ærø & <x>: 'y'", "...", "5", "a" * 300, "b", "c", "d"]
+    model = tmp_path / "model"
+    pipe = DriftPipeline(ImageMLP(input_size=4, num_classes=10, hidden_size=8, depth=1), class_names=names)
+    pipe.save_pretrained(model)
+    out = tmp_path / "s"
+    words = ["sample", model, "--labels", "0-6", "--seed", "0", "--out", out]
+    assert here(*words).returncode == 0
+    expected = [
+        "00000_class0_cat.png",
+        "00001_class1_dog.png",
+        "00002_class2_1.png",
+        "00003_class3_Ærø-x-y.png",
+        "00004_class4.png",
+        "00005_class5.png",
+        f"00006_class6_{'a' * 40}.png",
+    ]
+    assert pictures(out) == expected
+    assert list(read_sheet(out / "grid.png").captions) == names[:7]
+    # A folder of an earlier version, without names, is completed as it is.
+    shutil.move(out / expected[0], out / "00000_class0.png")
+    (out / expected[3]).unlink()
+    assert here(*words).returncode == 0
+    assert pictures(out) == ["00000_class0.png", *expected[1:]]
 
 
 def test_ranges_and_numbers(tmp_path, here):

@@ -34,7 +34,7 @@ def rows(folder):
 @pytest.mark.slow
 def test_metrics_are_those_of_the_saved_weights(runs):
     header, (*_, last) = rows(runs / "True")
-    assert header == {"task": "pretrain", "recipe": "", "weights": "EMA 0.9995"}
+    assert header.items() >= {"task": "pretrain", "recipe": "", "weights": "EMA 0.9995"}.items()
     task = Pretraining(config("pretrain", *STEPS), Distributed.start("cpu"))
     task.compute_gradient(11)
     measured = task.measure(dg.load_model(runs / "True" / "model").eval())

@@ -29,7 +29,9 @@ def test_actions_train_in_the_loop(tmp_path):
     assert done
     folder = tmp_path / "r"
     header, *rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    assert header["header"] == {"task": "actions", "weights": "EMA 0.9"}
+    environment = header["header"].pop("environment")
+    assert environment.keys() >= {"driftgen", "torch", "python", "hardware", "device", "system"}
+    assert header["header"] == {"task": "actions", "weights": "EMA 0.9", "command": ""}
     assert [row["step"] for row in rows] == [5, 10, 15, 20]
     assert rows[0].keys() >= {
         "loss",
@@ -42,6 +44,7 @@ def test_actions_train_in_the_loop(tmp_path):
     }
     assert rows[-1]["scale"].keys() == {"global"}
     assert [p.name for p in sorted((folder / "samples").iterdir())] == [
+        "step-0000000.json",
         "step-0000010.json",
         "step-0000020.json",
     ]

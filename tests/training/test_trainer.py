@@ -54,6 +54,9 @@ def test_a_run_leaves_a_model_that_samples(tmp_path):
         "report.html",
     }
     assert [p.name for p in sorted((tmp_path / "r" / "samples").iterdir())] == [
+        "nearest.png",
+        "real.png",
+        "step-0000000.png",
         "step-0000010.png",
         "step-0000020.png",
     ]
@@ -297,7 +300,10 @@ def test_too_little_memory_is_told_in_a_line(tmp_path, changes, advice):
     config = load_recipe(recipe, changes)
     advise = trainer.memory_advice if config.task == "train" else pretrain.memory_advice
     task = SimpleNamespace(
-        model=torch.nn.Linear(2, 2), compute_gradient=full, memory_advice=lambda: advise(config)
+        model=torch.nn.Linear(2, 2),
+        compute_gradient=full,
+        memory_advice=lambda: advise(config),
+        save_preview=lambda averaged, path: None,
     )
     loop = Loop(tmp_path, config, task, Distributed.start("cpu"), Silent())
     with pytest.raises(InputError) as caught:
