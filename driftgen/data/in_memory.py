@@ -204,9 +204,9 @@ def _split_item(item: Any, index: int) -> tuple[Any, Any]:
 
 
 def _label(value: Any, index: int) -> int | str:
-    number = (
-        value.item() if isinstance(value, Tensor | np.generic | np.ndarray) and value.size != 0 else value
-    )
+    number = value.tolist() if isinstance(value, Tensor | np.generic | np.ndarray) else value
+    if isinstance(number, list) and len(number) == 1:
+        number = number[0]
     if isinstance(number, str):
         return number
     if isinstance(number, bool) or not isinstance(number, int) or number < 0:

@@ -51,6 +51,7 @@ def write_report(folder: Path, extra_html: str = "") -> Path:
     parts = [
         _summary(header, rows),
         _warnings(rows),
+        _unreadable(rows),
         _final(stages),
         _evaluation(evaluation),
         _evolution(stages),
@@ -114,6 +115,18 @@ def _warnings(rows: Sequence[Mapping[str, Any]]) -> str:
             first_steps.setdefault(str(text), row["step"])
     lines = "".join(f'<p class="warning">step {step:,}: {escape(t)}</p>' for t, step in first_steps.items())
     return f"<section><h2>Warnings</h2>{lines}</section>" if lines else ""
+
+
+def _unreadable(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the images that could not be read, from the last row that names them."""
+    found = next((row["unreadable"] for row in reversed(rows) if row.get("unreadable")), None)
+    if not isinstance(found, dict):
+        return ""
+    names, count = [str(name) for name in found.get("names", [])], found.get("count", 0)
+    more = f"<p>and {count - len(names):,} more</p>" if count > len(names) else ""
+    text = "<p>They were left out, or replaced by another image of their class.</p>"
+    lines = "".join(f"<li>{escape(name)}</li>" for name in names)
+    return f"<section><h2>Unreadable images: {count:,}</h2>{text}<ul>{lines}</ul>{more}</section>"
 
 
 def _final(stages: Mapping[int, Path]) -> str:
