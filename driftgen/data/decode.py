@@ -56,17 +56,18 @@ def decode(
     return np.asarray(picture, dtype=np.uint8).reshape(size, size, channels)
 
 
-def readable(image: Encoded) -> None:
-    """Raise an exception if the image does not start with an image header."""
+def readable(image: Encoded) -> tuple[int, int]:
+    """Return width and height, or raise an exception if there is no image header."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if isinstance(image, list) and image[2] > HEADER:
             try:  # without reading all of a large shard
-                Image.open(_open([*image[:2], HEADER])).close()
-                return
+                with Image.open(_open([*image[:2], HEADER])) as file:
+                    return file.size
             except Exception:  # some formats need the whole file, such as TIFF with its directory at the end
                 pass
-        Image.open(_open(image)).close()
+        with Image.open(_open(image)) as file:
+            return file.size
 
 
 def _open(image: Encoded) -> str | BinaryIO:

@@ -39,10 +39,11 @@ def open_parquet(place: Place, config: Data) -> EncodedImages:
     import pyarrow
     import pyarrow.parquet
 
-    schema = None
+    schema, count = None, 0
     for path in place.files:
         try:
-            columns = set(pyarrow.parquet.read_schema(path).names)
+            metadata = pyarrow.parquet.read_metadata(path)
+            columns = set(metadata.schema.to_arrow_schema().names)
         except (OSError, pyarrow.ArrowException) as error:
             raise InputError(f"{path} cannot be read as a parquet file: {_one_line(error)}") from None
         if schema is not None and columns != schema:
@@ -50,7 +51,9 @@ def open_parquet(place: Place, config: Data) -> EncodedImages:
             raise InputError(
                 f"{place.files[0]} and {path} have different columns ({names}): name one of them"
             )
-        schema = columns
+        schema, count = columns, count + metadata.num_rows
+    if count == 0:
+        raise InputError(f"{place.path} holds no rows: add images")
     files = [str(path) for path in place.files]
     with _errors(str(place.path)), _quiet(datasets):
         dataset = datasets.load_dataset("parquet", data_files=files, split="train")
@@ -204,12 +207,13 @@ def _read_headers(dataset: Any, column: str) -> tuple[dict[int, str], set[tuple[
         cells = table[start : start + ROWS].column(column)
         for row, cell in enumerate(cells, start):
             try:
-                image = cell["bytes"].as_buffer() if cell.is_valid and cell["bytes"].is_valid else None
-                if image is None:
-                    decode.readable(_content(cell.as_py()))
-                    continue
-                with Image.open(pyarrow.BufferReader(image)) as header:
+                with Image.open(pyarrow.BufferReader(cell["bytes"].as_buffer())) as header:
                     sizes.add(header.size)
+                continue
+            except Exception:  # no bytes, damage, or a format that seeks beyond the end of the buffer
+                pass
+            try:
+                sizes.add(decode.readable(_content(cell.as_py())))
             except Exception as error:  # Pillow raises many types for damaged images
                 failed[row] = decode.reason(error)
     return failed, sizes
