@@ -201,8 +201,8 @@ class Health:
             # A kind of its own for each power of 2: images are found one by one, and not each is a warning.
             yield (
                 f"unreadable {int(found['count']).bit_length()}",
-                f"unreadable images: {found['count']:,} cannot be read and are replaced by others of their "
-                f"class, such as {found['names'][0]}; repair or remove them",
+                f"unreadable images: {found['count']:,} left out or replaced by others of their class, such "
+                f"as {found['names'][0]}; repair or remove them",
             )
 
     def _warming(self) -> bool:

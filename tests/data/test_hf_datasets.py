@@ -11,6 +11,8 @@ from PIL import Image
 from driftgen.data import decode
 from driftgen.data.images import open_images
 from driftgen.data.in_memory import DatasetImages, open_memory
+from driftgen.data.latent_encoding import encode_images
+from driftgen.tokenizers import Identity
 from driftgen.training.config import Augment, Data
 from driftgen.training.run import resolve
 from tests.support.helpers import fails
@@ -201,6 +203,15 @@ def test_a_dataset_with_a_transform_of_its_own_is_read_item_by_item():
     data, _ = open_memory(rows, Data())
     assert isinstance(data, DatasetImages)
     assert (data.shape, data.labels.tolist()) == ((3, 8, 8), [0, 1] * 3)
+
+
+def test_a_latent_cache_is_of_its_images(tmp_path):
+    """Rows have no file names: pixels identify them."""
+    rows, other = (table(images=[encode(noise(8, 8, 3)) for _ in range(6)]) for _ in range(2))
+    for place, images in (("a", rows), ("a", rows), ("b", other)):
+        data, _ = open_memory(images, Data(workers=0))
+        assert encode_images(data, Identity(), tmp_path / place) == 0
+    fails(lambda: encode_images(data, Identity(), tmp_path / "a"), "other images")
 
 
 def test_several_splits_are_refused():

@@ -11,9 +11,12 @@ from PIL import Image
 
 from driftgen.data import decode
 from driftgen.data.images import open_images
+from driftgen.data.latent_encoding import encode_images
+from driftgen.data.latents import LatentCache
+from driftgen.tokenizers import Identity
 from driftgen.training.config import Augment, Data
 from tests.support.helpers import fails
-from tests.support.image_data import EVERYTHING, every, noise, opening, to_bytes
+from tests.support.image_data import EVERYTHING, every, noise, opening, to_bytes, write_tar
 
 opened = pytest.fixture(opening)
 IMAGES = [noise(20 + i, 30, 3) for i in range(8)]
@@ -23,20 +26,6 @@ def encode(pixels, suffix="png"):
     body = io.BytesIO()
     Image.fromarray(pixels).save(body, {"jpg": "JPEG"}.get(suffix, suffix.upper()))
     return body.getvalue()
-
-
-def write(path, members):
-    """Write a tar file of (name, content) or TarInfo members."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as tar:
-        for member in members:
-            if isinstance(member, tarfile.TarInfo):
-                tar.addfile(member)
-                continue
-            info = tarfile.TarInfo(member[0])
-            info.size = len(member[1])
-            tar.addfile(info, io.BytesIO(member[1]))
-    return path
 
 
 def sample(i, label=None):
@@ -49,7 +38,9 @@ def shards(tmp_path):
     folder = tmp_path / "shards"
     for shard in range(2):
         members = [member for i in range(4 * shard, 4 * shard + 4) for member in sample(i)]
-        write(folder / f"part-{shard:03}.tar", [*members, ("README", b"hello"), ("0000.txt", b"a caption")])
+        write_tar(
+            folder / f"part-{shard:03}.tar", [*members, ("README", b"hello"), ("0000.txt", b"a caption")]
+        )
     return folder
 
 
@@ -94,8 +85,8 @@ def test_patterns_and_single_files(shards, opened):
 
 
 def test_splits(shards, opened):
-    write(shards / "train-0.tar", sample(0) + sample(1))
-    write(shards / "test-0.tar", sample(2) + sample(3))
+    write_tar(shards / "train-0.tar", sample(0) + sample(1))
+    write_tar(shards / "test-0.tar", sample(2) + sample(3))
     for shard in shards.glob("part-*"):
         shard.unlink()
     data = opened(shards, size=8, workers=0)
@@ -117,13 +108,13 @@ def test_labels_in_json(tmp_path, opened, labels, names, classes):
     members = []
     for i, label in enumerate(labels):
         members += [(f"a/{i}.jpg", encode(IMAGES[i], "jpg")), (f"a/{i}.json", json.dumps(label).encode())]
-    data = opened(write(tmp_path / "a.tar", members), size=8, workers=0)
+    data = opened(write_tar(tmp_path / "a.tar", members), size=8, workers=0)
     assert (data.class_names, data.labels.tolist()) == (names, classes)
     assert len(data.notes) == (names == ["9", "10"])
 
 
 def test_without_labels_there_is_one_class(tmp_path, opened):
-    path = write(tmp_path / "a.tar", [(f"{i}.webp", encode(IMAGES[i], "webp")) for i in range(3)])
+    path = write_tar(tmp_path / "a.tar", [(f"{i}.webp", encode(IMAGES[i], "webp")) for i in range(3)])
     data = opened(path, size=8, workers=0)
     assert data.class_names == ["all"]
     assert "no labels" in data.notes[0]
@@ -132,7 +123,7 @@ def test_without_labels_there_is_one_class(tmp_path, opened):
 def test_a_name_ends_at_its_first_dot(tmp_path, opened):
     """``x.seg.png`` is not the image of the sample x."""
     members = [*sample(0), ("0000.seg.png", b"a mask"), (".hidden.png", b"none")]
-    assert len(opened(write(tmp_path / "a.tar", members), size=8, workers=0).labels) == 1
+    assert len(opened(write_tar(tmp_path / "a.tar", members), size=8, workers=0).labels) == 1
 
 
 def link(name, kind=tarfile.SYMTYPE):
@@ -167,7 +158,7 @@ def link(name, kind=tarfile.SYMTYPE):
     ],
 )
 def test_wrong_samples_are_one_line(tmp_path, members, message):
-    error(write(tmp_path / "a.tar", members), message)
+    error(write_tar(tmp_path / "a.tar", members), message)
 
 
 def test_damaged_archives_are_one_line(shards):
@@ -194,7 +185,7 @@ def test_unreadable_images_are_named_and_replaced(tmp_path, opened, workers):
     good, broken = encode(IMAGES[1]), encode(IMAGES[0])[:400]
     members = [("a.png", b"nothing"), ("b.png", good), ("c.png", broken), ("d.png", good)]
     members += [(f"{i:03}.png", good) for i in range(200)]
-    data = opened(write(tmp_path / "a.tar", members), size=8, workers=workers)
+    data = opened(write_tar(tmp_path / "a.tar", members), size=8, workers=workers)
     reason = "UnidentifiedImageError: not an image of a known format"
     assert data.unreadable == [f"{tmp_path}/a.tar/a.png ({reason})"]
     images = every(data)
@@ -213,7 +204,7 @@ def test_the_header_of_a_large_image_is_checked_from_its_beginning(tmp_path, ope
         Image.fromarray(large).save(body, {"jpg": "JPEG"}.get(suffix, suffix.upper()), **options)
         assert len(body.getvalue()) > decode.HEADER
         members.append((f"{suffix}.{suffix}", body.getvalue()))
-    data = opened(write(tmp_path / "a.tar", members), size=8, workers=0)
+    data = opened(write_tar(tmp_path / "a.tar", members), size=8, workers=0)
     assert len(every(data)) == 4
     assert data.unreadable == []
 
@@ -222,3 +213,15 @@ def test_images_beside_shards_are_refused(shards):
     (shards / "cats").mkdir()
     Image.new("RGB", (4, 4)).save(shards / "cats" / "a.png")
     error(shards, r"holds part-000\.tar and cats/a\.png: move the images")
+
+
+def test_a_latent_cache_of_shards(shards, opened, tmp_path):
+    """The shards may be moved, but not exchanged."""
+    data = opened(shards, size=8, workers=0)
+    assert encode_images(data, Identity(), tmp_path / "cache") == 0
+    assert torch.equal(LatentCache(tmp_path / "cache").labels, data.labels)
+    moved = shards.rename(tmp_path / "moved")
+    assert encode_images(opened(moved, size=8, workers=0), Identity(), tmp_path / "cache") == 0
+    write_tar(moved / "part-000.tar", [member for i in (0, 1, 2) for member in sample(i)] + sample(4, 1))
+    other = opened(moved, size=8, workers=0)
+    fails(lambda: encode_images(other, Identity(), tmp_path / "cache"), "other images")

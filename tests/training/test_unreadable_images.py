@@ -51,7 +51,7 @@ def test_a_training_run_names_them(photos, tmp_path):
     assert header.startswith(f"{photos}/dots/007.png (UnidentifiedImageError")
     assert pixels.startswith(f"{photos}/dots/003.png (")
     assert not any("unreadable" in row for row in others)  # nothing new
-    (warning,) = (text for text in first["warnings"] if text.startswith("unreadable images: 2 cannot be"))
+    (warning,) = (text for text in first["warnings"] if text.startswith("unreadable images: 2 left out"))
     assert warning in view.said
 
 
