@@ -189,7 +189,8 @@ def _with_labels(listing: Listing, dataset: Any) -> Listing:
     feature = features[column]
     if isinstance(feature, datasets.ClassLabel) and feature.names:
         known = [str(name) for name in feature.names]
-        empty = [name for i, name in enumerate(known) if str(i) not in set(names)]
+        present = {int(name) for name in names}
+        empty = [name for i, name in enumerate(known) if i not in present]
         names = [known[int(name)] for name in names]
         notes = [f"{where}: no image of {', '.join(empty[:5])}{' ...' * (len(empty) > 5)}"] if empty else []
     return listing._replace(labels=labels, class_names=names, notes=notes)
