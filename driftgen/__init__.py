@@ -86,7 +86,8 @@ def train(
         out: folder of the run; a run in it is resumed. None creates ``runs/RECIPE``, with a number if that
             exists.
         data: arrays ``(images, labels)`` or ``images``, from NumPy or PyTorch; a dataset of (image, label);
-            or the path of a folder, ``.npz`` or ``.npy``. See :func:`driftgen.data.in_memory.open_memory`.
+            a ``datasets.Dataset``; or a path as in :func:`driftgen.data.images.open_images`. See
+            :func:`driftgen.data.in_memory.open_memory`.
         generator: a network of your own with the methods of :class:`~driftgen.generators.Generator`. It is
             trained in place.
         encoders: a list of encoders of your own, each a module with ``features(x)`` or a pair (module,

@@ -27,6 +27,7 @@ EXTRAS = {
     "latent": Extra(("diffusers",), "tokenizers: SD-VAE and tiny autoencoders"),
     "encoders": Extra(("transformers",), "pretrained feature encoders"),
     "eval": Extra(("torchmetrics",), "FID, KID, Inception score"),
+    "datasets": Extra(("datasets",), "Hugging Face datasets"),
     "policy": Extra(("gymnasium", "gym_pusht", "zarr", "h5py"), "robot policies"),
     "studio": Extra(("gradio",), "the web page"),
     "onnx": Extra(("onnx", "onnxruntime"), "ONNX export"),

@@ -27,7 +27,8 @@ def evaluate(
     data: Annotated[
         str | None,
         typer.Option(
-            help="Real images: folder, .npz, digits, or a .safetensors file of driftgen eval stats."
+            help="Real images: folder, .npz, .tar or .parquet files, digits, or a .safetensors file of "
+            "driftgen eval stats."
         ),
     ] = None,
     encoder: Annotated[

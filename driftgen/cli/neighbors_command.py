@@ -27,7 +27,8 @@ def neighbors(
     data: Annotated[
         str | None,
         typer.Option(
-            help="Training images: a folder (by class), .npz, .npy, or digits. Default: those of the run."
+            help="Training images: a folder (by class), .npz, .npy, .tar or .parquet files, or digits. "
+            "Default: those of the run."
         ),
     ] = None,
     encoder: Annotated[

@@ -73,7 +73,10 @@ def pretrain(
 
 def encode(
     images: Annotated[
-        Path, typer.Argument(help="Folder of images (by class), .npz or .npy.", show_default=False)
+        Path,
+        typer.Argument(
+            help="Folder of images (by class), .npz, .npy, .tar or .parquet files.", show_default=False
+        ),
     ],
     out: Annotated[Path, typer.Argument(help="Folder of the latent cache.", show_default=False)],
     tokenizer: Annotated[
@@ -120,6 +123,8 @@ def encode(
         data.close()
         processes.close()
     if processes.is_main:
+        for name in getattr(data, "unreadable", []):
+            console.print(f"cannot be read: {name}", highlight=False, markup=False)
         print(out if left == 0 else f"{out}: {left} shards still belong to other processes")
 
 

@@ -34,7 +34,7 @@ class InMemory(Section):
 class Data(Section):
     """The dataset."""
 
-    # images: a folder, .npz or .npy; memory: passed from Python, see driftgen.train
+    # images: see driftgen.data.images.open_images; memory: passed from Python, see driftgen.train
     kind: Literal["digits", "images", "latents", "memory"] = "images"
     path: str | None = None
     size: Count | None = None  # side in pixels; None for the size of an array

@@ -1,4 +1,4 @@
-"""Decode image files to uint8. Run as a script, this file is a worker process.
+"""Decode images to uint8. Run as a script, this file is a worker process.
 
 It imports only numpy and Pillow, not the rest of the package, so that a worker starts in a fraction of a
 second and never loads torch.
@@ -6,27 +6,34 @@ second and never loads torch.
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import os
+import stat
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    # A file, [file, offset, length] for a part of one, or the encoded image itself.
+    Encoded = str | list[Any] | bytes
 
 __all__ = ["CROP_UNIFORMS", "center_crop", "convert", "crop_boxes", "decode", "readable", "reason"]
 
 TRIES = 10
 CROP_UNIFORMS = 2 * TRIES + 2  # uniform numbers per random resized crop
+HEADER = 65536  # bytes that hold the header of nearly every image
 
 
 def decode(
-    path: str,
+    image: Encoded,
     size: int,
     channels: int,
     uniforms: Sequence[float] | None = None,
@@ -38,23 +45,44 @@ def decode(
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow would warn about odd metadata in every file
-        with Image.open(path) as file:
-            image = convert(ImageOps.exif_transpose(file), channels)
+        with Image.open(_open(image)) as file:
+            picture = convert(ImageOps.exif_transpose(file), channels)
     if uniforms is None:
-        image = center_crop(image, size)
+        picture = center_crop(picture, size)
     else:
-        left, top, width, height = crop_boxes(*image.size, np.asarray([uniforms]), scale)[0].tolist()
+        left, top, width, height = crop_boxes(*picture.size, np.asarray([uniforms]), scale)[0].tolist()
         box = (left, top, left + width, top + height)
-        image = image.crop(box).resize((size, size), Image.Resampling.BICUBIC)
-    return np.asarray(image, dtype=np.uint8).reshape(size, size, channels)
+        picture = picture.crop(box).resize((size, size), Image.Resampling.BICUBIC)
+    return np.asarray(picture, dtype=np.uint8).reshape(size, size, channels)
 
 
-def readable(path: str) -> None:
-    """Raise an exception if the file does not start with an image header."""
+def readable(image: Encoded) -> tuple[int, int]:
+    """Return width and height, or raise an exception if there is no image header."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with Image.open(path) as file:
-            file.size  # noqa: B018
+        if isinstance(image, list) and image[2] > HEADER:
+            try:  # without reading all of a large shard
+                with Image.open(_open([*image[:2], HEADER])) as file:
+                    return file.size
+            except Exception:  # some formats need the whole file, such as TIFF with its directory at the end
+                pass
+        with Image.open(_open(image)) as file:
+            return file.size
+
+
+def _open(image: Encoded) -> str | BinaryIO:
+    """Return what Pillow opens. Anything but a regular file is refused: opening a named pipe would block."""
+    if isinstance(image, bytes):
+        return io.BytesIO(image)
+    where: list[Any] = image if isinstance(image, list) else [image]
+    path, *part = where
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError("not a regular file")
+    if not part:
+        return str(path)
+    with open(path, "rb") as file:
+        file.seek(part[0])
+        return io.BytesIO(file.read(part[1]))
 
 
 def convert(image: Image.Image, channels: int) -> Image.Image:
@@ -119,12 +147,18 @@ def crop_boxes(
 def serve(requests: BinaryIO, replies: BinaryIO) -> None:
     """Reply to one request per line until the pipe is closed, which happens however the parent process ends.
 
-    A request is a JSON list of jobs. A job holds the arguments of :func:`decode`, or only a path to check the
-    header of the file. The reply to a job is a signed 8-byte length and that many bytes: pixels or, if the
+    A request is a JSON list of jobs. A job holds the arguments of :func:`decode`, or only an image to check
+    its header. An image that is passed as bytes is replaced by their number; the bytes of all such images
+    follow the line. The reply to a job is a signed 8-byte length and that many bytes: pixels or, if the
     length is negative, the error message.
     """
     for line in requests:
-        for job in json.loads(line):
+        jobs = json.loads(line)
+        # All of them before the first reply: the parent writes the whole request before it reads.
+        for job in jobs:
+            if isinstance(job[0], int):
+                job[0] = requests.read(job[0])
+        for job in jobs:
             try:
                 body = _run(job)
                 length = len(body)
@@ -137,6 +171,8 @@ def serve(requests: BinaryIO, replies: BinaryIO) -> None:
 
 def reason(error: Exception) -> str:
     """Return the type and message of an error as one line."""
+    if isinstance(error, UnidentifiedImageError):  # its message holds an address in memory
+        return "UnidentifiedImageError: not an image of a known format"
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 

@@ -1,9 +1,8 @@
-"""Real images: the packaged digits, arrays in memory, folders of files."""
+"""Real images: the packaged digits, arrays, folders of files, tar shards, Hugging Face datasets."""
 
 from __future__ import annotations
 
 from importlib.resources import files
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
@@ -13,7 +12,11 @@ from torch import Tensor
 
 from driftgen.data.arrays import ArrayImages, in_memory, open_array, to_float
 from driftgen.data.classes import choose
-from driftgen.data.folder import FolderImages
+from driftgen.data.encoded_images import required_size
+from driftgen.data.folder import open_folder
+from driftgen.data.hf_datasets import open_parquet, open_saved
+from driftgen.data.locate import SOURCES, locate
+from driftgen.data.tar_shards import open_shards
 from driftgen.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
@@ -45,7 +48,11 @@ def open_images(config: Data) -> RealData:
     """Open the images that a configuration names.
 
     - ``digits``: the training part of the packaged digits; always gray.
-    - A folder: class subfolders, or images of one class; see :class:`~driftgen.data.folder.FolderImages`.
+    - A folder: class subfolders, or images of one class; see :func:`driftgen.data.folder.open_folder`.
+    - Tar shards, as a folder, a file or a pattern such as ``shards-{000..009}.tar``; see
+      :func:`driftgen.data.tar_shards.open_shards`.
+    - A Hugging Face dataset: parquet files, as a folder, a file or a pattern, or a folder that
+      ``save_to_disk`` wrote; see :mod:`driftgen.data.hf_datasets`.
     - ``.npz``: images under ``images``, ``x``, ``x_train`` or ``arr_0``; optional labels under ``labels``,
       ``y`` or ``y_train``, as integers 0, 1, ... or as strings; optional class names under ``class_names``.
     - ``.npy``: images only, one class.
@@ -61,15 +68,18 @@ def open_images(config: Data) -> RealData:
     if config.kind == "digits":
         return _open_digits(config)
     if config.path is None:
-        raise InputError("data.path is missing: set it to a folder of images, an .npz or an .npy file")
-    path = Path(config.path).expanduser()
-    if path.is_dir():
-        return FolderImages(path, config)
-    if not path.exists():
-        raise InputError(f"data.path={config.path}: no such file or folder")
-    if path.suffix.lower() not in (".npz", ".npy"):
-        raise InputError(f"data.path={config.path} is a file: expected a folder of images, .npz or .npy")
-    return open_array(path, config)
+        raise InputError(f"data.path is missing: set it to {SOURCES}")
+    place = locate(config.path)
+    if place.kind == "array":
+        return open_array(place.path, config)
+    required_size(config)  # before a large dataset is listed
+    if place.kind == "tar":
+        return open_shards(place, config)
+    if place.kind == "parquet":
+        return open_parquet(place, config)
+    if place.kind == "saved":
+        return open_saved(place, config)
+    return open_folder(place.path, config)
 
 
 def digits(split: Literal["train", "heldout", "all"] = "train") -> tuple[Tensor, Tensor]:

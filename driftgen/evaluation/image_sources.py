@@ -103,7 +103,7 @@ class GeneratedImages:
 
 
 def open_real(name: str | Path, size: int | None = None, channels: Literal[1, 3] = 3) -> RealImages:
-    """Open images of a folder, an ``.npz`` or ``.npy`` file, or the packaged ``digits``.
+    """Open images of a path as in :func:`driftgen.data.images.open_images`, or the packaged ``digits``.
 
     Args:
         name: path, ``digits`` (training part) or ``digits-heldout``.

@@ -13,6 +13,7 @@ from torch import Tensor
 from driftgen.data.arrays import ArrayImages, in_memory
 from driftgen.data.config import Augment, Data
 from driftgen.data.images import RealData, digits, open_images
+from driftgen.data.locate import SOURCES, is_shard
 from driftgen.errors import InputError
 
 __all__ = ["DIGITS", "DIGITS_HELDOUT", "Shape", "load_bytes", "open_in_shape", "run_data"]
@@ -25,9 +26,9 @@ def open_in_shape(source: str | Data, shape: Shape, *, resize: bool | None = Fal
     """Open real images in the shape of a model's images, without augmentation.
 
     Args:
-        source: ``digits`` or ``digits-heldout``, the two parts of the packaged digits; a folder of images,
-            ``.npz`` or ``.npy`` as in :func:`driftgen.data.images.open_images`; or the data section of a run.
-        shape: channels, height and width. Files of a folder are center-cropped to it, and gray images are
+        source: ``digits`` or ``digits-heldout``, the two parts of the packaged digits; a path of images as in
+            :func:`driftgen.data.images.open_images`; or the data section of a run.
+        shape: channels, height and width. Encoded images are center-cropped to it, and gray images are
             repeated to three channels, both as in training. Arrays of another shape are an error.
         resize: center-crop and resize arrays and convert color to gray, instead of the error. None does not
             offer it in the error.
@@ -76,11 +77,9 @@ def _config(source: str, shape: Shape, resize: bool) -> Data:
         folder = False
     else:
         path = Path(source).expanduser()
-        if not path.exists():
-            raise InputError(
-                f"data {source} does not exist: give a folder of images, an .npz or .npy file, or {DIGITS}"
-            )
-        folder = path.is_dir()
+        if not path.exists() and not is_shard(source):
+            raise InputError(f"data {source} does not exist: give {SOURCES}, or {DIGITS}")
+        folder = path.is_dir() or is_shard(source)
     kind: Literal["digits", "images"] = "digits" if source == DIGITS else "images"
     if not (folder or resize):
         return Data(kind=kind, path=source)

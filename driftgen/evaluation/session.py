@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from driftgen.data.config import Data
+from driftgen.data.locate import is_shard
 from driftgen.errors import InputError
 from driftgen.evaluation.encoders import Encoder, load_encoder
 from driftgen.evaluation.image_sources import ImageSource, RealImages, open_real
@@ -43,9 +44,9 @@ def choose_encoder(
 
 
 def is_images(source: str) -> bool:
-    """Return True if a source is an array or a folder of images, and no model."""
+    """Return True if a source is images (an array, a folder, shards), and no model."""
     place = Path(source).expanduser()
-    if place.suffix.lower() in ARRAYS or source in (DIGITS, DIGITS_HELDOUT):
+    if place.suffix.lower() in ARRAYS or source in (DIGITS, DIGITS_HELDOUT) or is_shard(source):
         return True
     return place.is_dir() and not any((place / name).exists() for name in MODEL_FILES)
 

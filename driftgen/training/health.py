@@ -71,6 +71,7 @@ class Health:
         yield from self._encoder()
         yield from self._stall()
         yield from self._initial_weights()
+        yield from self._unreadable()
 
     def _divergence(self) -> Iterator[tuple[str, str]]:
         row = self._rows[-1]
@@ -192,6 +193,16 @@ class Health:
                 f"initial weights in the average: the saved EMA {decay} still holds {share:.0%} of the "
                 f"initial weights, and 5% at step {step:,}; train for longer, lower ema, or start a new run "
                 "with ema_warmup=true",
+            )
+
+    def _unreadable(self) -> Iterator[tuple[str, str]]:
+        found = self._rows[-1].get("unreadable")
+        if found:
+            # A kind of its own for each power of 2: images are found one by one, and not each is a warning.
+            yield (
+                f"unreadable {int(found['count']).bit_length()}",
+                f"unreadable images: {found['count']:,} left out or replaced by others of their class, such "
+                f"as {found['names'][0]}; repair or remove them",
             )
 
     def _warming(self) -> bool:

@@ -32,6 +32,7 @@ from driftgen.training.loop import View, run_task
 from driftgen.training.run_evaluation import open_without_augmentation
 from driftgen.training.run_folder import check_run
 from driftgen.training.sharding import make_mesh
+from driftgen.training.unreadable_images import UnreadableImages
 
 __all__ = ["Pretraining", "classification_weight", "pretrain"]
 
@@ -104,6 +105,7 @@ class Pretraining:
         self.samples_per_step = config.batch_size
         self.autocast = torch.bfloat16 if config.precision == "bfloat16" else None
         self.health = Health()
+        self.unreadable = UnreadableImages(self.data, distributed)
         self.batch_metrics: dict[str, Tensor] = {}
         self.probe = self._draw_probe()
         self._ahead: tuple[int, MaskedBatch] | None = None  # the step drawn ahead
@@ -174,6 +176,7 @@ class Pretraining:
             "accuracy": None if out.accuracy is None else out.accuracy.mean().item(),
             "batch_reconstruction": self.batch_metrics["recon_loss"].item(),
             "batch_accuracy": self.batch_metrics["accuracy"].item() if out.accuracy is not None else None,
+            **self.unreadable.update(),
         }
 
     def check_health(self, row: Mapping[str, Any]) -> list[str]:
@@ -312,6 +315,8 @@ def pretrain(
     """
     config = check_run(folder, config, override=override)
     task = Pretraining(config, distributed, view.info, name=name, parts=parts)
+    for note in getattr(task.data, "notes", []):
+        view.info(note)
     try:
         header = {"task": "pretrain", "recipe": name}
         return run_task(folder, config, task, distributed, view, header, report)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from pydantic import BaseModel
 from torch import Tensor, nn
 
+from driftgen.data.hf_datasets import is_dataset_dict
 from driftgen.data.images import RealData
 from driftgen.data.in_memory import open_memory
 from driftgen.errors import InputError, unknown_name
@@ -260,7 +261,7 @@ def start_run(
 def resolve(task: Task, recipe: str | Path | Config, changes: Mapping[str, Any]) -> tuple[Config, Parts]:
     """Return the configuration of a recipe with its changes, and the parts that were passed from Python."""
     values, data, networks = dict(changes), None, {}
-    if not isinstance(values.get("data", {}), Mapping):
+    if not isinstance(values.get("data", {}), Mapping) or is_dataset_dict(values.get("data")):
         data = values.pop("data")
     if isinstance(data, str | Path):
         values, data = {"data.path": str(data), **values}, None
@@ -289,7 +290,7 @@ def resolve(task: Task, recipe: str | Path | Config, changes: Mapping[str, Any])
         section = config.data
         if not any(key == "data.size" for key, _ in _flatten(model, values)):
             section = section.model_copy(update={"size": None})  # arrays have a size of their own
-        opened, section = open_memory(data, section)
+        opened, section = open_memory(data, section, config.data.size)
         config = config.model_copy(update={"data": section})
     if "generator" in networks:
         _register_own(networks["generator"])

@@ -43,6 +43,7 @@ from driftgen.training.sharding import make_mesh
 from driftgen.training.step import DriftStep
 from driftgen.training.step_inputs import StepInputs, StepOutput, guided_inputs
 from driftgen.training.step_metrics import CLASSES, measure, measure_spread
+from driftgen.training.unreadable_images import UnreadableImages
 
 __all__ = ["Training", "train"]
 
@@ -122,6 +123,7 @@ class Training:
         encoders = zip(config.encoders, self.phi.networks, strict=True)
         untrained = [entry.name for entry, encoder in encoders if never_trained(encoder)]
         self.health = Health(config.loss.temperatures, untrained)
+        self.unreadable = UnreadableImages(self.data, distributed)
         self.last: tuple[StepInputs, StepOutput] | None = None
         self.done = 0  # steps up to the last one computed
         self._ahead: tuple[int, StepInputs, RNGState] | None = None  # the step drawn ahead
@@ -194,7 +196,8 @@ class Training:
         for key in ("spread", "diversity"):
             if key in row:
                 row[f"batch_{key}"] = row.pop(key)
-        return {"alpha": alpha.mean().item(), **row, **self._measure_average(averaged)}
+        averages = self._measure_average(averaged)
+        return {"alpha": alpha.mean().item(), **row, **averages, **self.unreadable.update()}
 
     @torch.no_grad()
     def _measure_average(self, averaged: nn.Module) -> dict[str, float]:
@@ -314,7 +317,7 @@ def train(
     resumes = bool(Checkpoints(folder / CHECKPOINTS).steps)
     init = None if resumes else config.init
     task = Training(config, distributed, view.info, name=name, parts=parts, init=init)
-    for note in getattr(task.source, "notes", []):
+    for note in [*getattr(task.data, "notes", []), *getattr(task.source, "notes", [])]:
         view.info(note)
     header = {"task": "train", "temperatures": list(config.loss.temperatures), "recipe": name}
     header |= _origin(config)

@@ -1,5 +1,6 @@
 """Folders of images: classes, unusual image modes, unreadable files, and the worker processes."""
 
+import json
 import os
 import signal
 import subprocess
@@ -272,3 +273,86 @@ def test_a_killed_worker_is_an_error_and_workers_ignore_signals_of_the_group(fol
     assert torch.equal(every(data), before)
     os.kill(pid, signal.SIGKILL)
     fails(lambda: every(data), r"worker process ended .*00\.png.*lower data\.workers")
+
+
+def error(path, message, **options):
+    fails(lambda: open_images(Data(path=str(path), size=8, workers=0, **options)), message)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_named_pipe_is_unreadable_and_does_not_block(folder, opened, workers):
+    os.mkfifo(folder / "dogs" / "pipe.png")
+    data = opened(folder, size=8, workers=workers)
+    assert data.unreadable == [f"{folder}/dogs/pipe.png (OSError: not a regular file)"]
+    assert len(every(data)) == 12
+
+
+def test_the_training_split_is_opened(folder, opened, tmp_path):
+    for split in ("train", "val"):
+        (tmp_path / "all" / split).mkdir(parents=True)
+    folder.rename(tmp_path / "all" / "train" / "pets")
+    (tmp_path / "all" / "train" / "pets" / "dogs").rename(tmp_path / "all" / "train" / "dogs")
+    data = opened(tmp_path / "all", size=8, workers=0)
+    assert data.class_names == ["dogs", "pets"]
+    assert data.notes == [f"{tmp_path / 'all'}: split train; val left out"]
+    (tmp_path / "all" / "train").rename(tmp_path / "all" / "test")
+    error(tmp_path / "all", "holds the splits test, val and none for training")
+    (tmp_path / "all" / "val").rmdir()
+    assert opened(tmp_path / "all", size=8, workers=0).class_names == ["dogs", "pets"]
+
+
+LISTED = {
+    "metadata.csv": lambda rows: "file_name,label\n" + "".join(f"{n},{label}\n" for n, label in rows),
+    "metadata.jsonl": lambda rows: "".join(
+        json.dumps({"file_name": n, "label": label}) + "\n" for n, label in rows
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LISTED)
+@pytest.mark.parametrize(
+    ("labels", "names", "classes"),
+    [
+        (["tabby", "poodle"], ["poodle", "tabby"], [1, 0, 1, 0, 1, 0, 1]),
+        ([2, 10], ["2", "10"], [0, 1, 0, 1, 0, 1, 0]),
+    ],
+)
+def test_labels_of_an_imagefolder(folder, opened, name, labels, names, classes):
+    """Labels in ``metadata.csv``, in any order of rows."""
+    rows = [(f"{i:02}.png", labels[i % 2]) for i in range(7)]
+    (folder / "dogs" / name).write_text(LISTED[name](rows[::-1]))
+    data = opened(folder / "dogs", size=8, workers=0)
+    assert (data.class_names, data.labels.tolist()) == (names, classes)
+    assert torch.equal(every(data), every(opened(folder, size=8, workers=0))[5:])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("file_name,label\n00.png,a\n", r"metadata\.csv has no row for 01\.png"),
+        ("file_name,label\n00.png,a\n00.png,b\n", r"row 2 names 00\.png a second time"),
+        ("name,label\n00.png,a\n", "row 1 has no file_name"),
+        ("file_name,label\n" + "".join(f"{i:02}.png,\n" for i in range(7)), r"label of 00\.png is ''"),
+        (
+            "file_name,label\nno.png,a\n" + "".join(f"{i:02}.png,a\n" for i in range(7)),
+            r"names no\.png, which",
+        ),
+        ("file_name,label\n\xff", "cannot be read"),
+    ],
+)
+def test_wrong_metadata_is_one_line(folder, text, message):
+    (folder / "dogs" / "metadata.csv").write_text(text, encoding="latin-1")
+    error(folder / "dogs", message)
+
+
+def test_metadata_without_labels_and_label_files(folder, opened):
+    (folder / "dogs" / "metadata.csv").write_text("file_name,text\n00.png,a dog\n")
+    data = opened(folder / "dogs", size=8, workers=0)
+    assert data.class_names == ["dogs"]
+    assert "metadata.csv has no column label" in data.notes[0]
+    assert opened(folder, size=8, workers=0).class_names == ["cats", "dogs"]
+    (folder / "dogs" / "labels.csv").write_text("00.png,3\n")
+    error(folder / "dogs", r"labels\.csv is not read: write labels as metadata\.csv")
+    assert opened(folder / "dogs", size=8, workers=0, conditional=False).class_names == ["all"]
+    (folder / "dogs" / "metadata.csv").rename(folder / "dogs" / "metadata.parquet")
+    error(folder / "dogs", r"metadata\.parquet is not read: write it as metadata\.csv")

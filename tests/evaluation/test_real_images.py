@@ -1,5 +1,7 @@
 """Real images in the shape of a model."""
 
+import io
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,8 @@ import driftgen as dg
 from driftgen.data.config import Augment, Data
 from driftgen.data.images import digits
 from driftgen.evaluation.real_images import load_bytes, open_in_shape, run_data
-from tests.support.image_data import noise
+from driftgen.evaluation.session import is_images
+from tests.support.image_data import noise, write_tar
 
 
 def every(data):
@@ -39,6 +42,20 @@ def test_files_of_a_folder_take_the_size_of_the_model(tmp_path):
         assert every(data).shape == (1, 3, 8, 8)
     finally:
         data.close()
+
+
+def test_shards_take_the_size_of_the_model(tmp_path):
+    body = io.BytesIO()
+    Image.fromarray(noise(20, 12, 3)).save(body, "PNG")
+    for shard in range(2):
+        write_tar(tmp_path / f"a-{shard}.tar", [(f"{shard}.png", body.getvalue())])
+    for source, count in (("a-{0..1}.tar", 2), ("a-*.tar", 2), ("a-1.tar", 1), (".", 2)):
+        path = str(tmp_path / source)
+        assert is_images(path)
+        data = open_in_shape(path, (3, 8, 8))
+        assert every(data).shape == (count, 3, 8, 8)
+        data.close()
+    assert not is_images("owner/model")
 
 
 def test_data_of_another_shape(tmp_path):

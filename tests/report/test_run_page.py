@@ -56,6 +56,18 @@ def curves(html):
     return re.findall(r"<figcaption><h3>(.*?)</h3>", section)
 
 
+def test_unreadable_images_are_listed(tmp_path):
+    names = [f"photos/<{i}>.png (OSError: broken)" for i in range(20)]
+    rows = [{"step": 1, "unreadable": {"count": 1, "names": names[:1]}}]
+    rows += [{"step": 2, "unreadable": {"count": 25, "names": names}}, {"step": 3}]
+    html = write_report(write_run(tmp_path / "run", rows)).read_text()
+    section = html.partition("<h2>Unreadable images: 25</h2>")[2].partition("</section>")[0]
+    assert section.count("<li>") == 20
+    assert "photos/&lt;19&gt;.png (OSError: broken)" in section
+    assert "and 5 more" in section
+    assert "Unreadable" not in write_report(write_run(tmp_path / "clean", [{"step": 1}])).read_text()
+
+
 # --- metrics.jsonl --------------------------------------------------------------------------------------
 
 

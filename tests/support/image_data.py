@@ -1,4 +1,7 @@
-"""Random images, and a fixture that opens datasets and closes them."""
+"""Random images, tar files, and a fixture that opens datasets and closes them."""
+
+import io
+import tarfile
 
 import numpy as np
 import torch
@@ -20,6 +23,20 @@ def every(data, seed=0):
 
 def to_bytes(images):
     return ((images + 1) * 127.5).round().to(torch.uint8)
+
+
+def write_tar(path, members):
+    """Write a tar file of (name, content) or TarInfo members."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for member in members:
+            if isinstance(member, tarfile.TarInfo):
+                tar.addfile(member)
+                continue
+            info = tarfile.TarInfo(member[0])
+            info.size = len(member[1])
+            tar.addfile(info, io.BytesIO(member[1]))
+    return path
 
 
 def opening():
