@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from driftgen.errors import InputError, NotFiniteError
+from driftgen.interop.run_models import LIVE
 from driftgen.support.distributed import Distributed
+from driftgen.support.peak_memory import peak_memory
 from driftgen.support.signals import handle_signals
 from driftgen.training.checkpoint import Checkpoint, Checkpoints
 from driftgen.training.ema import EMA, INITIAL_SHARE_LIMIT, unwrapped
@@ -59,7 +61,7 @@ class Loop:
         self._shard()
         self.update = Update(self.task, self.config.optim, self.ema, sharded=self.sharded)
         output = self.config.output
-        self.trackers = Trackers(self.config, self.folder) if self.distributed.is_main else None
+        self.trackers: Trackers | None = None
         self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, output.keep_last, output.keep_every)
         self.spent = 0.0  # seconds before the last resume
 
@@ -73,6 +75,7 @@ class Loop:
             ) from None
 
     def _run(self) -> bool:
+        self.trackers = Trackers(self.config, self.folder) if self.distributed.is_main else None
         self._resume()
         config = self.config
         self._started = self._last = time.monotonic()
@@ -105,9 +108,7 @@ class Loop:
         if self.trackers is not None:
             self.trackers.close()
         complete = self.step >= config.optim.steps
-        models = {decay: self._gather(model) for decay, model in self.ema.models.items()}
         if self.distributed.is_main:
-            self.task.save_models(models, self.folder, self.step)
             self._report()
         self.distributed.barrier()
         if not complete:
@@ -144,13 +145,17 @@ class Loop:
         whole.load_state_dict(state)
         return whole
 
-    def _save_preview(self) -> None:
+    def draw_preview(self, path: Path) -> Path | None:
+        """Draw the preview of the first average; return its file in the main process, if there is one."""
         model = self._gather(self.ema.first)
-        if self.distributed.is_main:
-            path = self.folder / SAMPLES / f"step-{self.step:07d}"
-            preview = self.task.save_preview(model.to(self.distributed.device), path)
-            if self.trackers is not None and preview is not None:
-                self.trackers.log_preview(preview, self.step)
+        if not self.distributed.is_main:
+            return None
+        return self.task.save_preview(model.to(self.distributed.device), path)
+
+    def _save_preview(self) -> None:
+        preview = self.draw_preview(self.folder / SAMPLES / f"step-{self.step:07d}")
+        if self.trackers is not None and preview is not None:
+            self.trackers.log_preview(preview, self.step)
 
     def _evaluate(self) -> dict[str, Any]:
         """Evaluate every average, in all processes. The time does not count in samples per second."""
@@ -177,7 +182,7 @@ class Loop:
             "step": self.step,
             "seconds": round(self.spent + now - self._started, 3),
             "samples_per_second": rate,
-            "memory_gib": _peak_memory(self.distributed.device),
+            "memory_gib": peak_memory(self.distributed.device) / 2**30,
             "loss": loss,
             "learning_rate": learning_rate(self.config.optim, self.step - 1),
             "gradient_norm": norm,
@@ -220,7 +225,8 @@ class Loop:
             raise KeyboardInterrupt
         self.stopping = name
 
-    def _save(self) -> None:
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of a checkpoint; those of a sharded model are sharded."""
         tensors: dict[str, Tensor] = {}
         tensors |= {f"model/{k}": v for k, v in unwrapped(self.task.model).state_dict().items()}
         tensors |= {f"ema/{k}": v for k, v in self.ema.state_dict().items()}
@@ -230,7 +236,11 @@ class Loop:
         tensors["random/cpu"] = torch.get_rng_state()
         if self.distributed.device.type == "cuda":
             tensors["random/cuda"] = torch.cuda.get_rng_state(self.distributed.device)
-        tensors = gather_state(tensors, keep=self.distributed.is_main)
+        return tensors
+
+    def _save(self) -> None:
+        """Save a checkpoint and the models, so that a running or killed run can be resumed and sampled."""
+        tensors = gather_state(self.state_tensors(), keep=self.distributed.is_main)
         if self.distributed.is_main:
             seconds = self.spent + time.monotonic() - self._started
             record = {
@@ -242,6 +252,11 @@ class Loop:
                 "config": self.config.model_dump(mode="json"),
             }
             self.checkpoints.save(self.step, tensors, record)
+        del tensors
+        models = {decay: self._gather(model) for decay, model in self.ema.models.items()}
+        models[LIVE] = self._gather(unwrapped(self.task.model))
+        if self.distributed.is_main:
+            self.task.save_models(models, self.folder, self.step)
         self.distributed.barrier()
 
     def _resume(self) -> None:
@@ -309,14 +324,3 @@ def run_task(
         create_run(folder, config, **header, weights=f"EMA {float(config.ema[0])}")
     distributed.barrier()
     return Loop(folder, config, task, distributed, view, report).run()
-
-
-def _peak_memory(device: torch.device) -> float:
-    """Return the peak memory in GiB: allocated on the GPU, or resident of this process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
-    import resource
-    import sys
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

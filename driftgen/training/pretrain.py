@@ -17,7 +17,7 @@ from driftgen.errors import InputError
 from driftgen.features.resnet_mae import MAEOutput
 from driftgen.model_io import RUN_MODEL, save_model
 from driftgen.ops.compile import compile_parts, to_channels_last
-from driftgen.support.atomic_write import atomic_write, make_folder
+from driftgen.support.atomic_write import atomic_folder, atomic_write, make_folder
 from driftgen.support.distributed import Distributed
 from driftgen.support.images import contact_sheet, to_pil, to_uint8
 from driftgen.support.rng import derive_generator, derive_seed
@@ -198,11 +198,12 @@ class Pretraining:
             contact_sheet(to_pil(to_uint8(torch.cat(rows))), columns=len(images)).save(scratch)
         return path
 
-    def save_models(self, averaged: Mapping[str, nn.Module], folder: Path, step: int) -> None:
+    def save_models(self, models: Mapping[str, nn.Module], folder: Path, step: int) -> None:
         """Save the first average as ``model/``."""
-        decay, model = next(iter(averaged.items()))
+        decay, model = next(iter(models.items()))
         source = {"recipe": self.name, "step": step, "ema": decay}
-        save_model(model, folder / RUN_MODEL, source=source, class_names=self.data.class_names)
+        with atomic_folder(folder / RUN_MODEL) as scratch:
+            save_model(model, scratch, source=source, class_names=self.data.class_names)
 
     def evaluate(self, averaged: Mapping[str, nn.Module], folder: Path, step: int) -> dict[str, Any]:
         """Return nothing: :meth:`measure` evaluates the averaged encoder."""

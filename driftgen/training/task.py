@@ -60,9 +60,12 @@ class Task(Protocol):
         """
         ...
 
-    def save_models(self, averaged: Mapping[str, nn.Module], folder: Path, step: int) -> None:
-        """Save the averaged model of each decay under ``folder``. Called in the main process only, at the
-        end of a run and when a run is interrupted.
+    def save_models(self, models: Mapping[str, nn.Module], folder: Path, step: int) -> None:
+        """Save the averaged model of each decay under ``folder``, and perhaps the trained one, ``live``.
+
+        Called in the main process only, after every checkpoint. The first model is that of the first decay,
+        the last one is ``live``. Write it with :func:`driftgen.support.atomic_write.atomic_folder`, so that
+        a running or killed run has a model, and leave ``live`` in training mode.
         """
         ...
 

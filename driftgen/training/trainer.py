@@ -16,10 +16,11 @@ from driftgen.data.placement import is_on_gpu, place_data
 from driftgen.drift.guidance import sample_alpha
 from driftgen.drift.loss import DriftingLoss
 from driftgen.errors import InputError
+from driftgen.interop.run_models import LIVE
 from driftgen.model_io import RUN_MODEL, read_config
 from driftgen.ops.compile import compile_parts, to_channels_last
 from driftgen.pipeline import DriftPipeline
-from driftgen.support.atomic_write import atomic_write, make_folder
+from driftgen.support.atomic_write import atomic_folder, atomic_write, make_folder
 from driftgen.support.distributed import Distributed
 from driftgen.support.images import contact_sheet, to_pil, to_uint8
 from driftgen.support.rng import RNGState, derive_generator, derive_seed
@@ -239,12 +240,22 @@ class Training:
             contact_sheet(images, columns=PREVIEW_EACH).save(scratch)
         return path
 
-    def save_models(self, averaged: Mapping[str, nn.Module], folder: Path, step: int) -> None:
-        """Save the first average as ``model/``, each further one as ``model-ema-DECAY/``."""
-        for i, (decay, model) in enumerate(averaged.items()):
-            target = folder / (RUN_MODEL if i == 0 else f"{RUN_MODEL}-ema-{decay}")
-            source = {"recipe": self.name, "step": step, "ema": decay, **_origin(self.config)}
-            self.pipeline(model, **source).save_pretrained(target)
+    def save_models(self, models: Mapping[str, nn.Module], folder: Path, step: int) -> None:
+        """Save averages as ``model/`` and ``model-ema-DECAY/``, and trained weights as ``model-live/``."""
+        for i, (name, model) in enumerate(models.items()):
+            weights = {"weights": LIVE} if name == LIVE else {"ema": name}
+            target = RUN_MODEL if i == 0 else f"{RUN_MODEL}-{LIVE if name == LIVE else f'ema-{name}'}"
+            self._save_model(model, folder / target, step=step, **weights)
+
+    def _save_model(self, model: nn.Module, target: Path, **source: Any) -> None:
+        modes = [(module, module.training) for module in model.modules()]
+        try:
+            pipe = self.pipeline(model, recipe=self.name, **source, **_origin(self.config))
+            with atomic_folder(target) as scratch:
+                pipe.save_pretrained(scratch)
+        finally:  # a pipeline has its generator in eval mode
+            for module, training in modes:
+                module.training = training
 
     def evaluate(self, averaged: Mapping[str, nn.Module], folder: Path, step: int) -> dict[str, Any]:
         """Score each average; save the best one of the run so far as ``model-best/``."""
@@ -262,8 +273,7 @@ class Training:
             target = folder / f"{RUN_MODEL}-best"
             before = read_config(target).source.get(name) if (target / "config.json").is_file() else None
             if before is None or scores[best] < before:
-                source = {"recipe": self.name, "step": step, "ema": best, name: scores[best]}
-                self.pipeline(averaged[best], **source, **_origin(self.config)).save_pretrained(target)
+                self._save_model(averaged[best], target, step=step, ema=best, **{name: scores[best]})
         return {"evaluation": result}
 
     def pipeline(self, model: nn.Module, **source: Any) -> DriftPipeline:
