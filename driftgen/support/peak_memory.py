@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
 
-__all__ = ["peak_memory", "reset_peak_memory", "show_memory"]
+__all__ = ["peak_memory", "reset_peak_memory", "show_memory", "total_memory"]
 
 
 def peak_memory(device: torch.device) -> int:
@@ -28,3 +29,13 @@ def reset_peak_memory(device: torch.device) -> None:
 def show_memory(size: int) -> str:
     """Return a size in GiB, or in MiB below one GiB."""
     return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.0f} MiB"
+
+
+def total_memory(device: torch.device) -> int | None:
+    """Return the memory of the GPU or of the machine in bytes; None if the system does not tell."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None

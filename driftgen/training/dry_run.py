@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import gc
 import json
+import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,16 +18,22 @@ from torch import Tensor, nn
 
 from driftgen.errors import InputError
 from driftgen.support.distributed import Distributed
-from driftgen.support.peak_memory import peak_memory, reset_peak_memory
+from driftgen.support.peak_memory import peak_memory, reset_peak_memory, show_memory, total_memory
 from driftgen.support.rng import RNGState
+from driftgen.support.sizes import show_size
 from driftgen.training.build import NO_PARTS, Parts
+from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.config import Output, PretrainConfig, TrainConfig
 from driftgen.training.loop import Loop
 from driftgen.training.pretrain import Pretraining
+from driftgen.training.run import recorded_init
+from driftgen.training.run_folder import CHECKPOINTS, check_run
+from driftgen.training.step_clock import show_duration, show_speed
+from driftgen.training.summary import Summary
 from driftgen.training.task import View
 from driftgen.training.trainer import Training
 
-__all__ = ["RunEstimate", "measure_run"]
+__all__ = ["RunEstimate", "describe_estimate", "dry_run", "measure_run"]
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,60 @@ def measure_run(
             torch.cuda.empty_cache()
 
 
+def dry_run(
+    config: TrainConfig | PretrainConfig,
+    folder: Path,
+    *,
+    view: View,
+    device: str | None = None,
+    override: bool = False,
+    parts: Parts = NO_PARTS,
+) -> dict[str, str]:
+    """Check and measure the run that would start in ``folder``, and return rows about its cost.
+
+    A run in the folder is read, and stays as it is.
+    """
+    processes = Distributed.start(device)
+    try:
+        if isinstance(config, TrainConfig):
+            config = recorded_init(config, folder, view)
+        config = check_run(folder, config, override=override)
+        estimate = measure_run(config, processes, parts=parts, view=view)
+        done = max(Checkpoints(folder / CHECKPOINTS).steps, default=0)
+        return describe_estimate(estimate, folder, processes.device, done)
+    finally:
+        processes.close()
+
+
+def describe_estimate(
+    estimate: RunEstimate, folder: Path, device: torch.device, done: int = 0
+) -> dict[str, str]:
+    """Return rows about the cost of a run in ``folder``, of which ``done`` steps are done."""
+    memory, free = total_memory(device), _free_bytes(folder)
+    short = free is not None and estimate.disk_bytes > free
+    left = f"for the {estimate.steps - done:,} steps after step {done:,}" if done else "in all"
+    return {
+        "time": f"{show_duration(estimate.seconds(done))} {left}: {show_speed(estimate.seconds_per_step)}, "
+        f"{estimate.first_step_seconds:.1f} s for the first step",
+        "memory": f"{show_memory(estimate.memory_bytes)} at the peak"
+        + ("" if memory is None else f", of {show_memory(memory)}"),
+        "disk": f"{show_size(estimate.disk_bytes)} at most: checkpoints "
+        f"{show_size(estimate.checkpoint_bytes)}, models {show_size(estimate.model_bytes)}, samples and "
+        f"metrics {show_size(estimate.picture_bytes)}"
+        + ("" if free is None else f"; {'only ' if short else ''}{show_size(free)} free"),
+        "dry run": f"two steps were run, nothing was written to {folder}",
+    }
+
+
+def _free_bytes(folder: Path) -> int | None:
+    """Return the free space where the folder is, or would be."""
+    existing = next((place for place in (folder, *folder.absolute().parents) if place.exists()), None)
+    try:
+        return None if existing is None else shutil.disk_usage(existing).free
+    except OSError:
+        return None
+
+
 def _measure(
     config: TrainConfig | PretrainConfig, processes: Distributed, parts: Parts, steps: int, view: View
 ) -> RunEstimate:
@@ -113,10 +174,13 @@ def _measure(
         try:
             loop = Loop(Path(name), config, task, processes, view)
             durations: list[float] = []
+            if processes.is_main:
+                view.begin(_about_parts(loop.summary()))
             try:
                 for step in range(steps):
                     with _timed(processes.device, durations):
                         loop.update(step)
+                    view.advance(step + 1, None)
             except torch.OutOfMemoryError:
                 raise InputError(f"out of GPU memory in the first step: {task.memory_advice()}") from None
             measuring: list[float] = []
@@ -140,6 +204,12 @@ def _measure(
             )
         finally:
             task.data.close()
+
+
+def _about_parts(summary: Summary) -> Summary:
+    """Return a summary without the rows that a dry run makes no use of."""
+    unused = ("time", "output", "stop")
+    return replace(summary, rows={k: v for k, v in summary.rows.items() if k not in unused}, resume="")
 
 
 def kept_checkpoints(output: Output, steps: int) -> int:
@@ -201,6 +271,9 @@ def _unchanged(network: nn.Module | None) -> Iterator[None]:
 class _NoView:
     """Shows nothing."""
 
+    def begin(self, summary: object) -> None: ...
+    def advance(self, step: int, seconds_per_step: float | None) -> None: ...
+    def measured(self, speed: object) -> None: ...
     def update(self, row: object) -> None: ...
     def info(self, text: str) -> None: ...
     def warn(self, text: str) -> None: ...

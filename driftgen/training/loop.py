@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from driftgen.errors import InputError, NotFiniteError
 from driftgen.interop.run_models import LIVE
+from driftgen.support.compile_times import record_compile_seconds
 from driftgen.support.distributed import Distributed
 from driftgen.support.peak_memory import peak_memory
 from driftgen.support.signals import handle_signals
@@ -22,6 +24,8 @@ from driftgen.training.ema import EMA, INITIAL_SHARE_LIMIT, unwrapped
 from driftgen.training.optimizer import learning_rate
 from driftgen.training.run_folder import CHECKPOINTS, SAMPLES, append_row, create_run
 from driftgen.training.sharding import gather_state, make_mesh, reshard, shard, shard_like
+from driftgen.training.step_clock import Speed, StepClock
+from driftgen.training.summary import Summary, summarize
 from driftgen.training.task import LoopConfig, Task, View
 from driftgen.training.trackers import Trackers
 from driftgen.training.update import Update
@@ -44,6 +48,7 @@ class Loop:
         view: display of the run.
         report: called in the main process with the folder every ``output.report_every`` steps and at the
             end; None for no report.
+        name: of the recipe, for the summary.
     """
 
     folder: Path
@@ -52,6 +57,7 @@ class Loop:
     distributed: Distributed
     view: View
     report: Callable[[Path], object] | None = None
+    name: str = ""
     step: int = field(init=False, default=0)
     skipped: int = field(init=False, default=0)
     stopping: str | None = field(init=False, default=None)
@@ -64,6 +70,7 @@ class Loop:
         self.trackers: Trackers | None = None
         self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, output.keep_last, output.keep_every)
         self.spent = 0.0  # seconds before the last resume
+        self.clock = StepClock()
 
     def run(self) -> bool:
         """Run until the last step or a signal; return True if the run is complete."""
@@ -77,6 +84,8 @@ class Loop:
     def _run(self) -> bool:
         self.trackers = Trackers(self.config, self.folder) if self.distributed.is_main else None
         self._resume()
+        summary = self.summary()
+        self._begin(summary)
         config = self.config
         self._started = self._last = time.monotonic()
         self._last_step = self.step
@@ -88,6 +97,7 @@ class Loop:
                 bad = 0 if good else bad + 1
                 self.skipped += not good
                 self.step += 1
+                self._advance(summary)
                 if bad == MAX_BAD_STEPS:
                     self._save()
                     raise NotFiniteError(
@@ -113,9 +123,41 @@ class Loop:
         self.distributed.barrier()
         if not complete:
             self.view.info(
-                f"stopped by {self.stopping} after step {self.step}; run the same command to resume"
+                f"stopped by {self.stopping} after step {self.step}; run the same command to resume: "
+                f"{summary.resume}"
             )
         return complete
+
+    def summary(self) -> Summary:
+        """Return the summary of the run before its next step."""
+        return summarize(
+            self.folder,
+            self.config,
+            self.task,
+            self.distributed,
+            step=self.step,
+            seconds_per_step=self.spent / self.step if self.step else None,
+            name=self.name,
+        )
+
+    def _begin(self, summary: Summary) -> None:
+        if self.step < self.config.optim.steps:
+            self.view.begin(summary)
+        else:
+            self.view.advance(self.step, None)  # nothing is left to do
+        self.clock.start()
+
+    def _advance(self, summary: Summary) -> None:
+        """Show that a step is done, and its speed once that is known."""
+        known, each = self.clock.tick(), self.clock.seconds_per_step
+        self.view.advance(self.step, each)
+        first = self.clock.first_step_seconds
+        if not known or each is None or first is None or not self.distributed.is_main:
+            return
+        if summary.compile_key is not None:
+            record_compile_seconds(summary.compile_key, max(first - each, 0.0))
+        left = each * (self.config.optim.steps - self.step)
+        self.view.measured(Speed(each, left, first, peak_memory(self.distributed.device)))
 
     def _shard(self) -> None:
         """With ``fsdp``, shard the model and its averages over processes."""
@@ -224,6 +266,9 @@ class Loop:
         if self.stopping is not None:  # a second signal stops at once
             raise KeyboardInterrupt
         self.stopping = name
+        # In a thread: a signal handler must not write while the interrupted code writes.
+        text = f"{name}: saving after this step; once more stops at once, without saving"
+        threading.Thread(target=self.view.info, args=(text,), daemon=True).start()
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the tensors of a checkpoint; those of a sharded model are sharded."""
@@ -323,4 +368,4 @@ def run_task(
     if distributed.is_main:
         create_run(folder, config, **header, weights=f"EMA {float(config.ema[0])}")
     distributed.barrier()
-    return Loop(folder, config, task, distributed, view, report).run()
+    return Loop(folder, config, task, distributed, view, report, str(header.get("recipe", ""))).run()

@@ -28,6 +28,7 @@ from driftgen.training.health import Health
 from driftgen.training.loop import View, run_task
 from driftgen.training.run_folder import check_run
 from driftgen.training.sharding import make_mesh
+from driftgen.training.summary import describe_pretraining
 
 __all__ = ["Pretraining", "classification_weight", "pretrain"]
 
@@ -111,6 +112,10 @@ class Pretraining:
         self.graphed: GraphedStep[MaskedBatch, MAEOutput] | None = None
         if can_capture(config, distributed):
             self.graphed = GraphedStep(self._step, self.mae.parameters(), info)
+
+    def describe(self) -> dict[str, str]:
+        """See :class:`~driftgen.training.task.Describes`."""
+        return describe_pretraining(self.config, self.data, self.mae)
 
     def indices(self, step: int) -> Tensor:
         """Return the images of a step: every epoch in an order of its own."""

@@ -45,6 +45,7 @@ from driftgen.training.sharding import make_mesh
 from driftgen.training.step import DriftStep
 from driftgen.training.step_inputs import StepInputs, StepOutput, guided_inputs
 from driftgen.training.step_metrics import CLASSES, measure, measure_spread
+from driftgen.training.summary import describe_training
 
 __all__ = ["Training", "train"]
 
@@ -123,6 +124,10 @@ class Training:
         self._ahead: tuple[int, StepInputs, RNGState] | None = None  # the step drawn ahead
         self.parts, self.info = parts, info
         self.evaluation: RunEvaluation | None = None
+
+    def describe(self) -> dict[str, str]:
+        """See :class:`~driftgen.training.task.Describes`."""
+        return describe_training(self.config, self.data, self.generator, self.phi.networks)
 
     def draw(self, step: int) -> StepInputs:
         """Draw labels, real samples, alpha and noise; the same for any number of processes."""
