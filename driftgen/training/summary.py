@@ -91,9 +91,10 @@ def summarize(
     }
     if key is not None:
         before = last_compile_seconds(key)
-        took = "not measured here yet, often a minute or more"
         rows["compiling"] = (
-            f"in the first step; {took if before is None else f'took {before:.0f} s last time'}"
+            "in the first step, often for a minute; the next run tells how long it took"
+            if before is None
+            else f"in the first step; it took {before:.0f} s last time"
         )
     return Summary(rows, step, resume_command(config.task, name, folder), key)
 
@@ -129,9 +130,8 @@ def describe_data(data: RealData, config: Data) -> dict[str, str]:
     counts = torch.bincount(data.labels.cpu(), minlength=len(data.class_names))
     smallest = int(counts.argmin())
     channels, height, width = data.shape
-    kind = "latents" if config.kind == "latents" else "images"
-    text = f"{len(data.labels):,} {kind} of {height}x{width} pixels, {channels} channels"
-    if kind == "latents":
+    text = f"{len(data.labels):,} {'gray' if channels == 1 else 'color'} images of {height}x{width} pixels"
+    if config.kind == "latents":
         text = f"{len(data.labels):,} latents of {height}x{width}, {channels} channels"
     if len(counts) == 1:
         text += ", one class"
