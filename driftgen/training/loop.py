@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -92,7 +93,10 @@ class Loop:
         bad = 0
         with handle_signals(self._stop):
             while self.step < config.optim.steps and not self._should_stop():
-                loss, norm = self.update(self.step)
+                result = self._compute_step()
+                if result is None:
+                    break
+                loss, norm = result
                 good = loss is not None
                 bad = 0 if good else bad + 1
                 self.skipped += not good
@@ -127,6 +131,17 @@ class Loop:
                 f"{summary.resume}"
             )
         return complete
+
+    def _compute_step(self) -> tuple[float | None, float] | None:
+        """Return loss and gradient norm of a step; None if its gradient failed because of a signal."""
+        try:
+            gradient = self.update.compute_gradient(self.step)
+        except Exception:
+            if self.stopping is None or self.distributed.world_size > 1:
+                raise
+            # Ctrl-C also reaches child processes, such as a compiler. Weights are those before the step.
+            return None
+        return (None, math.nan) if gradient is None else self.update.apply(self.step, *gradient)
 
     def summary(self) -> Summary:
         """Return the summary of the run before its next step."""
