@@ -25,6 +25,7 @@ from driftgen.generators.unet import UNet2D
 from driftgen.interop import hub
 from driftgen.interop.model_card import model_card
 from driftgen.interop.official import is_official, load_official, read_metadata, save_official
+from driftgen.interop.run_models import RUN_MODEL, choose_weights, find_run_model
 from driftgen.interop.saved_config import CONFIG, VERSION, SavedConfig, read_config
 from driftgen.support.atomic_write import atomic_write
 from driftgen.support.meta_init import on_meta_device
@@ -51,7 +52,6 @@ __all__ = [
 ]
 
 CARD = "README.md"
-RUN_MODEL = "model"  # the model's folder inside a run's folder
 Kind = Literal["generator", "encoder"]
 
 # --- the registry ---------------------------------------------------------------------------------------
@@ -279,9 +279,12 @@ def load_model(source: str | Path) -> nn.Module:
     return load_any(source).model
 
 
-def load_any(source: str | Path) -> LoadedModel:
-    """Load a saved model or one of the authors' artifacts, with everything known about it."""
-    folder = find_model(str(source))
+def load_any(source: str | Path, weights: str | None = None) -> LoadedModel:
+    """Load a saved model or one of the authors' artifacts, with everything known about it.
+
+    Arguments are those of :func:`find_model`.
+    """
+    folder = find_model(str(source), weights)
     if is_official(folder):
         return LoadedModel(load_official(folder), folder, _official_facts(folder, str(source)))
     config = read_config(folder)
@@ -289,19 +292,19 @@ def load_any(source: str | Path) -> LoadedModel:
     return LoadedModel(_load(folder, config), folder, config.model_dump(include=keep))
 
 
-def find_model(source: str) -> Path:
+def find_model(source: str, weights: str | None = None) -> Path:
     """Return the folder of a model, downloaded if need be.
 
     ``source`` is a folder of :func:`save_model`, a training run, one of the authors' artifacts,
-    ``owner/repository``, or ``hf://name``.
+    ``owner/repository``, or ``hf://name``. ``weights`` is one of
+    :func:`~driftgen.interop.run_models.weight_sets`; a run's first average if None.
     """
     folder = Path(source)
-    if not source.startswith("hf://") and folder.exists():
-        run = folder / RUN_MODEL
-        return run if (run / CONFIG).is_file() and not (folder / CONFIG).is_file() else folder
-    if hub.is_hub_name(source):
-        return hub.fetch(source)
-    raise InputError(f"{source} does not exist: give a folder, owner/repository, or hf://name")
+    if source.startswith("hf://") or not folder.exists():
+        if not hub.is_hub_name(source):
+            raise InputError(f"{source} does not exist: give a folder, owner/repository, or hf://name")
+        folder = hub.fetch(source)
+    return (find_run_model(folder) or folder) if weights is None else choose_weights(folder, weights)
 
 
 def _describe(model: nn.Module) -> dict[str, Any]:

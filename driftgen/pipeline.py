@@ -6,7 +6,7 @@ import functools
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from driftgen.generators.base import Generator, Noise
 from driftgen.generators.fp8 import check_fp8, has_fp8, use_fp8
 from driftgen.interop import hub
 from driftgen.model_io import load_any, save_model
-from driftgen.ops.compile import compile_parts
+from driftgen.ops.compile import compile_parts, new_parameters
 from driftgen.ops.cuda_graphs import GraphedFunction, check_compiler, static_shapes
 from driftgen.support.images import to_pil, to_uint8
 from driftgen.tokenizers import SDVAE, Identity, Tokenizer, build_tokenizer
@@ -95,6 +95,7 @@ class DriftPipeline:
         cls,
         source: str | Path,
         *,
+        weights: str | None = None,
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
         tokenizer: Tokenizer | str | Path | None = None,
@@ -106,6 +107,8 @@ class DriftPipeline:
         Args:
             source: a folder of one of these kinds, ``owner/repository``, or ``hf://name`` for a model of the
                 authors' release, such as ``hf://ablation``.
+            weights: set of a run's weights: an average such as ``ema-0.999``, ``live`` for the trained ones,
+                or ``best``; the first average if None.
             device: device of the generator; the CPU if None.
             dtype: dtype of the generator; that of the file if None, or bfloat16 with ``fp8``.
             tokenizer: replaces the model's own tokenizer: a module, or the folder or Hub name of an SD-VAE.
@@ -118,7 +121,7 @@ class DriftPipeline:
             dtype = dtype or torch.bfloat16
         if isinstance(tokenizer, str | Path):
             tokenizer = SDVAE(str(tokenizer))
-        model, folder, facts = load_any(source)
+        model, folder, facts = load_any(source, weights)
         if not isinstance(model, Generator):
             raise InputError(
                 f"{folder} holds a {type(model).__name__}, which is an encoder: give a generator"
@@ -136,7 +139,7 @@ class DriftPipeline:
     def to(self, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> DriftPipeline:
         """Move the generator and the tokenizer, and return the pipeline. The tokenizer keeps its dtype."""
         try:
-            with _new_parameters() if self._compiled is not None else nullcontext():
+            with new_parameters() if self._compiled is not None else nullcontext():
                 self.generator.to(device=device, dtype=dtype)
             if isinstance(self._tokenizer, nn.Module):
                 self._tokenizer.to(device=device)
@@ -360,20 +363,6 @@ class DriftPipeline:
 def _evaluate(generator: Generator, gaussian: Tensor, style: Tensor, labels: Tensor, alpha: Tensor) -> Tensor:
     with static_shapes():
         return generator(Noise(gaussian, style), labels, alpha).float()
-
-
-@contextmanager
-def _new_parameters() -> Iterator[None]:
-    """Make dtype and device conversions create new parameters.
-
-    PyTorch 2.11 does not notice parameters converted in place: compiled code would keep their former dtype.
-    """
-    before = torch.__future__.get_overwrite_module_params_on_conversion()
-    torch.__future__.set_overwrite_module_params_on_conversion(True)
-    try:
-        yield
-    finally:
-        torch.__future__.set_overwrite_module_params_on_conversion(before)
 
 
 def _size(count: int, most: int) -> int:

@@ -31,6 +31,10 @@ def sample(
     guidance: Annotated[
         float | None, typer.Option(help="Guidance alpha, 1 (none) or more. Default: the model's own.")
     ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(help="Weights of a run: ema-0.999, live (without averaging), best. Default: first EMA."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed: image i of a seed is always the same.")] = 0,
     out: Out = Path("runs/samples"),
     tokenizer: Annotated[
@@ -54,7 +58,13 @@ def sample(
     from driftgen.support.progress import track
 
     pipe = DriftPipeline.from_pretrained(
-        model, device=device, dtype=parse_dtype(dtype), tokenizer=tokenizer, batch_size=batch_size, fp8=fp8
+        model,
+        weights=weights,
+        device=device,
+        dtype=parse_dtype(dtype),
+        tokenizer=tokenizer,
+        batch_size=batch_size,
+        fp8=fp8,
     )
     if compiled:
         pipe.compile()
@@ -65,7 +75,8 @@ def sample(
         return
     about: dict[str, Any] = {"model": model, "dtype": dtype, "tokenizer": tokenizer}
     # None instead of False, so that folders written before these options existed can be completed.
-    about |= {"compile": compiled or None, "fp8": fp8 or None}
+    about |= {"compile": compiled or None, "fp8": fp8 or None, "weights": weights}
+    about["step"] = pipe.source.get("step")  # a run that goes on replaces its model
     with track("sampling", len(chosen), "network calls per image") as on_step:
         sheet = write_samples(pipe, out, chosen, guidance=alpha, seed=seed, about=about, on_step=on_step)
     print(sheet)

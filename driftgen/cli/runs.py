@@ -28,6 +28,9 @@ Override = Annotated[
     bool, typer.Option("--override", help="Resume a run although its configuration differs.")
 ]
 Show = Annotated[bool, typer.Option("--show", help="Print the resolved configuration and exit.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Run two steps, print time, memory and disk, and write nothing.")
+]
 Init = Annotated[
     str | None,
     typer.Option(help="Start from the weights of this model: a folder, a run, owner/repository, hf://name."),
@@ -48,6 +51,7 @@ def train(
     state: State = None,
     override: Override = False,
     show: Show = False,
+    dry_run: DryRun = False,
     device: Device = None,
 ) -> None:
     """Train a one-step generator, or resume the run in the folder.
@@ -55,7 +59,7 @@ def train(
     Several GPUs: torchrun --nproc-per-node 8 -m driftgen train RECIPE
     """
     start = [] if init is None else [f"init={init}"]
-    _start("train", recipe, [*(changes or []), *start], out, state, override, show, device)
+    _start("train", recipe, [*(changes or []), *start], out, state, override, show, dry_run, device)
 
 
 def pretrain(
@@ -65,10 +69,11 @@ def pretrain(
     state: State = None,
     override: Override = False,
     show: Show = False,
+    dry_run: DryRun = False,
     device: Device = None,
 ) -> None:
     """Train an encoder (a masked autoencoder) for the loss of a generator."""
-    _start("pretrain", recipe, changes, out, state, override, show, device)
+    _start("pretrain", recipe, changes, out, state, override, show, dry_run, device)
 
 
 def encode(
@@ -149,6 +154,7 @@ def _start(
     state: Path | None,
     override: bool,
     show: bool,
+    dry_run: bool,
     device: str | None,
 ) -> None:
     from driftgen.training.recipes import load_recipe, to_yaml
@@ -160,8 +166,23 @@ def _start(
     name = Path(recipe).stem
     start = driftgen.train if task == "train" else driftgen.pretrain
     folder = out or Path("runs") / name
+    if dry_run:
+        _dry_run(config, folder, override, device)
+        return
     run = start(config, folder, name=name, state=state, override=override, device=device)
     if not run.complete:
         raise typer.Exit(130)
     if os.environ.get("RANK", "0") == "0":
         print(run.report)
+
+
+def _dry_run(config: Any, folder: Path, override: bool, device: str | None) -> None:
+    from driftgen.report.terminal import LiveView, facts_text
+    from driftgen.training.dry_run import dry_run
+
+    quiet = os.environ.get("RANK", "0") != "0"
+    console = Console(stderr=True, highlight=False, quiet=quiet)
+    with LiveView(f"dry run of {folder}", 2, console=console) as view:
+        rows = dry_run(config, folder, view=view, device=device, override=override)
+    console = Console(highlight=False, quiet=quiet)
+    console.print(facts_text(rows, console.width), soft_wrap=True)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import textwrap
+import threading
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -14,7 +17,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["LiveView", "sparkline"]
+from driftgen.support.peak_memory import show_memory
+from driftgen.training.step_clock import Speed, show_duration, show_speed
+from driftgen.training.summary import Summary
+
+__all__ = ["LiveView", "facts_text", "sparkline"]
 
 BARS = "▁▂▃▄▅▆▇█"
 TREND = 20  # width of a sparkline
@@ -23,7 +30,8 @@ SHOWN_WARNINGS = 4
 
 
 class LiveView:
-    """Shows the rows of ``metrics.jsonl`` during a ``with`` block; prints plain lines without a terminal.
+    """Shows a run during a ``with`` block: its summary, a progress bar that moves with every step, and the
+    rows of ``metrics.jsonl``. Without a terminal it prints plain lines.
 
     Example::
 
@@ -37,6 +45,7 @@ class LiveView:
         temperatures: τ of each raw drift in a row.
         every: without a terminal, print one line per this many rows.
         console: where to print; standard error by default.
+        heartbeat: without a terminal, print a line at least every so many seconds, also within a step.
     """
 
     def __init__(
@@ -47,6 +56,7 @@ class LiveView:
         *,
         every: int = 10,
         console: Console | None = None,
+        heartbeat: float = 10.0,
     ) -> None:
         self.title, self.total, self.temperatures, self.every = title, total, tuple(temperatures), every
         self.console = console or Console(stderr=True, highlight=False)
@@ -57,26 +67,55 @@ class LiveView:
         self._first: tuple[float, float] | None = None  # step and seconds of the first row
         self._history: dict[str, list[float]] = {}
         self._live: Live | None = None
+        self._step: int | None = None  # None before the run begins
+        self._seconds_per_step: float | None = None
+        self._phase: str | None = None  # work that has no step yet, such as compiling
+        self._phase_began = self._printed = time.monotonic()
+        self._heartbeat, self._left = heartbeat, threading.Event()
 
     def __enter__(self) -> LiveView:
+        self._set_phase("preparing")
         if self.console.is_terminal:
-            self._live = Live(self.render(), console=self.console, refresh_per_second=4)
+            self._live = Live(get_renderable=self.render, console=self.console, refresh_per_second=4)
             self._live.start()
+        elif not self.console.quiet:
+            threading.Thread(target=self._beat, name="driftgen-heartbeat", daemon=True).start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._left.set()
+        self._phase = None
         if self._live is not None:
-            self._live.update(self.render(), refresh=True)
+            self._live.refresh()
             self._live.stop()
             self._live = None
         elif self._row and (self._seen - 1) % self.every:
             self._print(self.line())
 
+    def begin(self, summary: Summary) -> None:
+        """Print the summary of a run; its first step begins."""
+        self._step = summary.step
+        self._set_phase(summary.first_step)
+        rows = {**summary.rows, **({"resume": summary.resume} if summary.resume else {})}
+        self.console.print(facts_text(rows, self.console.width, whole=("resume",)), soft_wrap=True)
+
+    def advance(self, step: int, seconds_per_step: float | None) -> None:
+        """Move the progress bar."""
+        self._step, self._seconds_per_step, self._phase = step, seconds_per_step, None
+
+    def measured(self, speed: Speed) -> None:
+        """Print the speed, once it is known."""
+        self._print(
+            f"measured: {show_speed(speed.seconds_per_step)}, {show_duration(speed.seconds_left)} left, "
+            f"peak memory {show_memory(speed.memory_bytes)}; the first step took "
+            f"{speed.first_step_seconds:.1f} s"
+        )
+
     def update(self, row: Mapping[str, Any]) -> None:
         """Show another row."""
-        self._row = row
+        self._row, self._phase = row, None
         self._evaluation = row.get("evaluation") or self._evaluation
         self._seen += 1
         if self._first is None:
@@ -87,9 +126,7 @@ class LiveView:
             if max(map(len, self._history.values()), default=0) >= MAX_POINTS:
                 self._stride *= 2
                 self._history = {key: values[::2] for key, values in self._history.items()}
-        if self._live is not None:
-            self._live.update(self.render())
-        elif (self._seen - 1) % self.every == 0:
+        if self._live is None and (self._seen - 1) % self.every == 0:
             self._print(self.line())
 
     def warn(self, text: str) -> None:
@@ -98,8 +135,6 @@ class LiveView:
         self.warnings.append(f"step {step}: {text}")
         if self._live is None:
             self._print(f"warning, step {step}: {text}")
-        else:
-            self._live.update(self.render())
 
     def info(self, text: str) -> None:
         """Print a line above the view."""
@@ -108,9 +143,7 @@ class LiveView:
     def line(self) -> str:
         """Return the latest row as one line of plain text."""
         row = self._row
-        parts = [f"step {row.get('step', 0)}/{self.total}", _rate(row)]
-        remaining = self.seconds_left()
-        parts += [f"{_duration(remaining)} left"] if remaining is not None and remaining > 0 else []
+        parts = [f"step {self.step}/{self.total}", self._speed(), _rate(row), self._remaining()]
         if "drift" in row:
             parts.append("drift " + " ".join(_number(d) for d in row["drift"]))
         if self._evaluation is not None:
@@ -124,8 +157,15 @@ class LiveView:
             parts.append(f"{row['skipped']} steps skipped")
         return ", ".join(p for p in parts if p)
 
+    @property
+    def step(self) -> int:
+        """Number of steps that are done."""
+        return int(self._row.get("step", 0)) if self._step is None else self._step
+
     def seconds_left(self) -> float | None:
-        """Estimate the remaining time from the rate since the first row; None if there is no rate yet."""
+        """Estimate the remaining time from the speed so far; None if there is no speed yet."""
+        if self._seconds_per_step is not None:
+            return (self.total - self.step) * self._seconds_per_step
         if self._first is None or "seconds" not in self._row:
             return None
         steps, seconds = (self._row[k] - b for k, b in zip(("step", "seconds"), self._first, strict=True))
@@ -133,8 +173,7 @@ class LiveView:
 
     def render(self) -> RenderableType:
         """Return the content of the live view."""
-        row, step = self._row, self._row.get("step", 0)
-        remaining = self.seconds_left()
+        row, step = self._row, self.step
         head = Table.grid(expand=True, padding=(0, 1, 0, 0))
         for ratio in (None, 1, None, None):
             head.add_column(no_wrap=True, ratio=ratio)
@@ -142,13 +181,13 @@ class LiveView:
             Text(self.title if len(self.title) < 32 else "…" + self.title[-30:], style="bold"),
             ProgressBar(total=self.total, completed=step),
             f"{step}/{self.total}",
-            "" if remaining is None else f"{_duration(remaining)} left",
+            self._remaining(),
         )
         memory = f"{_number(row['memory_gib'])} GiB" if row.get("memory_gib") else ""
         skipped = f"[red]{row['skipped']} steps skipped[/]" if row.get("skipped") else ""
         parts: list[RenderableType] = [head]
         rate = f"learning rate {_number(row['learning_rate'])}" if "learning_rate" in row else ""
-        facts = [_rate(row), memory, rate, skipped]
+        facts = [self._speed(), _rate(row), memory, rate, skipped]
         if any(facts):
             parts.append(Text.from_markup(" · ".join(f for f in facts if f), style="dim"))
         body = Table.grid(padding=(0, 1, 0, 0))
@@ -159,7 +198,7 @@ class LiveView:
             body.add_row(name, value, Text(trend, style="cyan"), Text(note, "dim"))
         parts.append(body)
         warnings = Table.grid(padding=(0, 1, 0, 0))
-        for text in self.warnings:
+        for text in tuple(self.warnings):
             warnings.add_row(Text("!", "bold yellow"), Text(text))
         parts += [warnings] if self.warnings else []
         return Group(*parts)
@@ -175,11 +214,11 @@ class LiveView:
             note = f"best average, {count:,} samples"
             figures.append((metric, "evaluation", _number(_best(self._evaluation)), note))
         notes = {
-            "spread": "of all samples; data: 1",
-            "diversity": "within a class; data: 1",
+            "spread": "all samples; data: 1",
+            "diversity": "in a class; data: 1",
             "reconstruction": "averaged weights",
             "classification": "",
-            "accuracy": "of the classifier, averaged weights",
+            "accuracy": "averaged weights",
             "gradient_norm": "before clipping",
             "alpha": "mean over the step",
             "loss": "flat by design" if "drift" in row else "",
@@ -187,12 +226,49 @@ class LiveView:
         names = {"gradient_norm": "gradient norm", "alpha": "guidance α"}
         for key, note in notes.items():
             if row.get(key) is not None:
+                live = row.get(f"batch_{key}")  # of the trained weights, beside that of their average
+                note += "" if live is None else f"; live {_number(live)}"
                 figures.append((names.get(key, key), key, _number(row[key]), note))
         return figures
 
+    def _speed(self) -> str:
+        return "" if self._seconds_per_step is None else show_speed(self._seconds_per_step)
+
+    def _remaining(self) -> str:
+        """Return the time left, or how long the work before the end of the first step has taken."""
+        if self._phase is not None:
+            return f"{self._phase} {show_duration(time.monotonic() - self._phase_began)}"
+        seconds = self.seconds_left()
+        return f"{show_duration(seconds)} left" if seconds is not None and seconds > 0 else ""
+
+    def _set_phase(self, phase: str) -> None:
+        self._phase, self._phase_began = phase, time.monotonic()
+
+    def _beat(self) -> None:
+        """Print a line whenever nothing was printed for a while."""
+        while not self._left.wait(max(self._printed + self._heartbeat - time.monotonic(), 0.01)):
+            if time.monotonic() - self._printed >= self._heartbeat:
+                self._print(self.line())
+
     def _print(self, text: str) -> None:
+        self._printed = time.monotonic()
         console = self._live.console if self._live is not None else self.console
         console.print(Text(text), soft_wrap=True)
+
+
+def facts_text(rows: Mapping[str, str], width: int = 80, *, whole: Collection[str] = ()) -> Text:
+    """Return labels and texts as two columns without trailing spaces, for a terminal or a file.
+
+    Texts are wrapped to a width, except those of the labels in ``whole``: a command is to be copied.
+    """
+    indent = max(map(len, rows), default=0) + 2
+    text = Text()
+    for label, value in rows.items():
+        wrapped = textwrap.wrap(value, max(width - indent, 20), break_on_hyphens=False) or [""]
+        lines = [value] if label in whole else wrapped
+        text.append(f"{label:{indent}}", "bold").append(f"\n{'':{indent}}".join(lines)).append("\n")
+    text.rstrip()
+    return text
 
 
 def sparkline(values: Sequence[float], width: int = TREND) -> str:
@@ -232,11 +308,3 @@ def _number(value: Any) -> str:
     if not isinstance(value, int | float):
         return "?"
     return f"{value:.3g}" if abs(value) < 1000 or abs(value) >= 1e6 else f"{value:,.0f}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, s = divmod(round(seconds), 60)
-    hours, m = divmod(minutes, 60)
-    if hours >= 48:
-        return f"{hours // 24} d {hours % 24} h"
-    return f"{hours}:{m:02d}:{s:02d}" if hours else f"{m}:{s:02d}"

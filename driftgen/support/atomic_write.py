@@ -1,15 +1,19 @@
-"""Atomic writes, and checked output folders."""
+"""Atomic writes of files and folders, and checked output folders."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from driftgen.errors import InputError
 
-__all__ = ["atomic_write", "make_folder"]
+__all__ = ["PARTIAL", "REPLACED", "atomic_folder", "atomic_write", "make_folder"]
+
+# Endings of folders that are being written, and of folders that are being replaced.
+PARTIAL, REPLACED = ".partial", ".replaced"
 
 
 @contextmanager
@@ -24,6 +28,36 @@ def atomic_write(path: Path) -> Iterator[Path]:
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield a new, empty folder that replaces ``path`` on success and is deleted on failure.
+
+    An interrupted write leaves the old folder or the new one, complete. A folder takes two renames to be
+    replaced: a kill between them leaves the old one as ``NAME.replaced``, and the next write restores it.
+    """
+    partial, replaced = (path.with_name(path.name + ending) for ending in (PARTIAL, REPLACED))
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        _restore(path, replaced)
+        partial.mkdir(parents=True)
+        yield partial
+        if path.exists():
+            path.replace(replaced)
+        partial.replace(path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        _restore(path, replaced)
+
+
+def _restore(path: Path, replaced: Path) -> None:
+    """Remove a replaced folder, or rename it back if no other took its place."""
+    if replaced.exists():
+        if path.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+        else:
+            replaced.replace(path)
 
 
 def make_folder(path: Path) -> Path:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 from rich.console import Console
 from rich.markup import escape
@@ -21,6 +23,8 @@ from rich.text import Text
 
 __all__ = ["drawing", "track"]
 
+EVERY_SECONDS = 10.0  # between lines of redirected output
+
 
 class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
@@ -32,7 +36,18 @@ class _Rate(ProgressColumn):
 def track(
     title: str, total: int, metric: str, console: Console | None = None
 ) -> Iterator[Callable[[int, float], None]]:
-    """Show a progress bar during the block; yield a function that takes the step and the metric's value."""
+    """Show a progress bar during the block; yield a function that takes the step and the metric's value.
+
+    Without a terminal, print a line every 10 seconds and at the end.
+    """
+    console = console or Console(stderr=True)
+    if not console.is_terminal:
+        lines = _Lines(title, total, metric, console)
+        try:
+            yield lines.update
+        finally:
+            lines.close()
+        return
     columns = (
         TextColumn("{task.description}", table_column=Column(ratio=2, no_wrap=True)),
         BarColumn(bar_width=None, table_column=Column(ratio=2)),
@@ -41,9 +56,39 @@ def track(
         TimeRemainingColumn(table_column=Column(no_wrap=True)),
         TextColumn("{task.fields[value]}", table_column=Column(no_wrap=True)),
     )
-    with Progress(*columns, console=console or Console(stderr=True), expand=True) as progress:
+    with Progress(*columns, console=console, expand=True) as progress:
         task = progress.add_task(escape(title), total=total, value=metric)
         yield lambda step, value: progress.update(task, completed=step, value=f"{metric} {value:.3g}")
+
+
+class _Lines:
+    """Prints the progress as plain lines, for redirected output."""
+
+    def __init__(self, title: str, total: int, metric: str, console: Console) -> None:
+        self.title, self.total, self.metric, self.console = title, total, metric, console
+        self._began = self._printed = time.monotonic()
+        self._first: int | None = None  # a resumed task does not begin at 0
+        self._line = ""
+
+    def update(self, step: int, value: float) -> None:
+        now = time.monotonic()
+        if self._first is None:
+            self._first, self._began = step, now
+        rate = (step - self._first) / max(now - self._began, 1e-9)
+        parts = [f"{self.title} {step}/{self.total}", f"{self.metric} {value:.3g}"]
+        if rate > 0:
+            left = timedelta(seconds=round((self.total - step) / rate))
+            parts[1:1] = [f"{rate:.3g}/s", f"{left} left"]
+        self._line = ", ".join(parts)
+        if now - self._printed >= EVERY_SECONDS:
+            self.close()
+            self._printed = now
+
+    def close(self) -> None:
+        """Print the last state, unless that is done."""
+        if self._line:
+            self.console.print(Text(self._line), soft_wrap=True)
+        self._line = ""
 
 
 @contextmanager

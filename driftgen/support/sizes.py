@@ -22,5 +22,7 @@ def parse_size(text: str | int, name: str = "size") -> int:
 
 
 def show_size(size: int) -> str:
-    """Return a size in megabytes, or in kilobytes below one megabyte."""
+    """Return a size in megabytes, in kilobytes below one megabyte, or in gigabytes from ten on."""
+    if size >= 10**10:
+        return f"{size / 10**9:,.1f} GB"
     return f"{size / 10**6:,.1f} MB" if size >= 10**6 else f"{size / 10**3:,.1f} kB"

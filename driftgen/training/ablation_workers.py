@@ -64,6 +64,10 @@ class _JobView:
     on_step: Callable[[int], None]
     warnings: list[str] = field(default_factory=list)
 
+    def begin(self, summary: object) -> None: ...
+    def measured(self, speed: object) -> None: ...
+    def advance(self, step: int, seconds_per_step: float | None) -> None: ...
+
     def update(self, row: Mapping[str, Any]) -> None:
         self.on_step(int(row.get("step", 0)))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from driftgen.errors import InputError, NotFiniteError
+from driftgen.interop.run_models import LIVE
+from driftgen.support.compile_times import record_compile_seconds
 from driftgen.support.distributed import Distributed
+from driftgen.support.peak_memory import peak_memory
 from driftgen.support.provenance import command_line, environment
 from driftgen.support.signals import handle_signals
 from driftgen.training.checkpoint import Checkpoint, Checkpoints
@@ -21,6 +26,8 @@ from driftgen.training.ema import EMA, INITIAL_SHARE_LIMIT, unwrapped
 from driftgen.training.optimizer import learning_rate
 from driftgen.training.run_folder import CHECKPOINTS, SAMPLES, append_row, create_run
 from driftgen.training.sharding import gather_state, make_mesh, reshard, shard, shard_like
+from driftgen.training.step_clock import Speed, StepClock
+from driftgen.training.summary import Summary, summarize
 from driftgen.training.task import LoopConfig, Task, View
 from driftgen.training.trackers import Trackers
 from driftgen.training.update import Update
@@ -43,6 +50,7 @@ class Loop:
         view: display of the run.
         report: called in the main process with the folder every ``output.report_every`` steps and at the
             end; None for no report.
+        name: of the recipe, for the summary.
     """
 
     folder: Path
@@ -51,6 +59,7 @@ class Loop:
     distributed: Distributed
     view: View
     report: Callable[[Path], object] | None = None
+    name: str = ""
     step: int = field(init=False, default=0)
     skipped: int = field(init=False, default=0)
     stopping: str | None = field(init=False, default=None)
@@ -60,9 +69,10 @@ class Loop:
         self._shard()
         self.update = Update(self.task, self.config.optim, self.ema, sharded=self.sharded)
         output = self.config.output
-        self.trackers = Trackers(self.config, self.folder) if self.distributed.is_main else None
+        self.trackers: Trackers | None = None
         self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, output.keep_last, output.keep_every)
         self.spent = 0.0  # seconds before the last resume
+        self.clock = StepClock()
 
     def run(self) -> bool:
         """Run until the last step or a signal; return True if the run is complete."""
@@ -74,7 +84,10 @@ class Loop:
             ) from None
 
     def _run(self) -> bool:
+        self.trackers = Trackers(self.config, self.folder) if self.distributed.is_main else None
         self._resume()
+        summary = self.summary()
+        self._begin(summary)
         if self.step == 0:
             self._save_preview()  # of the initial weights; its time does not count in samples per second
         config = self.config
@@ -83,11 +96,15 @@ class Loop:
         bad = 0
         with handle_signals(self._stop):
             while self.step < config.optim.steps and not self._should_stop():
-                loss, norm = self.update(self.step)
+                result = self._compute_step()
+                if result is None:
+                    break
+                loss, norm = result
                 good = loss is not None
                 bad = 0 if good else bad + 1
                 self.skipped += not good
                 self.step += 1
+                self._advance(summary)
                 if bad == MAX_BAD_STEPS:
                     self._save()
                     raise NotFiniteError(
@@ -108,16 +125,57 @@ class Loop:
         if self.trackers is not None:
             self.trackers.close()
         complete = self.step >= config.optim.steps
-        models = {decay: self._gather(model) for decay, model in self.ema.models.items()}
         if self.distributed.is_main:
-            self.task.save_models(models, self.folder, self.step)
             self._report()
         self.distributed.barrier()
         if not complete:
             self.view.info(
-                f"stopped by {self.stopping} after step {self.step}; run the same command to resume"
+                f"stopped by {self.stopping} after step {self.step}; run the same command to resume: "
+                f"{summary.resume}"
             )
         return complete
+
+    def _compute_step(self) -> tuple[float | None, float] | None:
+        """Return loss and gradient norm of a step; None if its gradient failed because of a signal."""
+        try:
+            gradient = self.update.compute_gradient(self.step)
+        except Exception:
+            if self.stopping is None or self.distributed.world_size > 1:
+                raise
+            # Ctrl-C also reaches child processes, such as a compiler. Weights are those before the step.
+            return None
+        return (None, math.nan) if gradient is None else self.update.apply(self.step, *gradient)
+
+    def summary(self) -> Summary:
+        """Return the summary of the run before its next step."""
+        return summarize(
+            self.folder,
+            self.config,
+            self.task,
+            self.distributed,
+            step=self.step,
+            seconds_per_step=self.spent / self.step if self.step else None,
+            name=self.name,
+        )
+
+    def _begin(self, summary: Summary) -> None:
+        if self.step < self.config.optim.steps:
+            self.view.begin(summary)
+        else:
+            self.view.advance(self.step, None)  # nothing is left to do
+        self.clock.start()
+
+    def _advance(self, summary: Summary) -> None:
+        """Show that a step is done, and its speed once that is known."""
+        known, each = self.clock.tick(), self.clock.seconds_per_step
+        self.view.advance(self.step, each)
+        first = self.clock.first_step_seconds
+        if not known or each is None or first is None or not self.distributed.is_main:
+            return
+        if summary.compile_key is not None:
+            record_compile_seconds(summary.compile_key, max(first - each, 0.0))
+        left = each * (self.config.optim.steps - self.step)
+        self.view.measured(Speed(each, left, first, peak_memory(self.distributed.device)))
 
     def _shard(self) -> None:
         """With ``fsdp``, shard the model and its averages over processes."""
@@ -147,13 +205,17 @@ class Loop:
         whole.load_state_dict(state)
         return whole
 
-    def _save_preview(self) -> None:
+    def draw_preview(self, path: Path) -> Path | None:
+        """Draw the preview of the first average; return its file in the main process, if there is one."""
         model = self._gather(self.ema.first)
-        if self.distributed.is_main:
-            path = self.folder / SAMPLES / f"step-{self.step:07d}"
-            preview = self.task.save_preview(model.to(self.distributed.device), path)
-            if self.trackers is not None and preview is not None:
-                self.trackers.log_preview(preview, self.step)
+        if not self.distributed.is_main:
+            return None
+        return self.task.save_preview(model.to(self.distributed.device), path)
+
+    def _save_preview(self) -> None:
+        preview = self.draw_preview(self.folder / SAMPLES / f"step-{self.step:07d}")
+        if self.trackers is not None and preview is not None:
+            self.trackers.log_preview(preview, self.step)
 
     def _evaluate(self) -> dict[str, Any]:
         """Evaluate every average, in all processes. The time does not count in samples per second."""
@@ -180,7 +242,7 @@ class Loop:
             "step": self.step,
             "seconds": round(self.spent + now - self._started, 3),
             "samples_per_second": rate,
-            "memory_gib": _peak_memory(self.distributed.device),
+            "memory_gib": peak_memory(self.distributed.device) / 2**30,
             "loss": loss,
             "learning_rate": learning_rate(self.config.optim, self.step - 1),
             "gradient_norm": norm,
@@ -222,8 +284,12 @@ class Loop:
         if self.stopping is not None:  # a second signal stops at once
             raise KeyboardInterrupt
         self.stopping = name
+        # In a thread: a signal handler must not write while the interrupted code writes.
+        text = f"{name}: saving after this step; once more stops at once, without saving"
+        threading.Thread(target=self.view.info, args=(text,), daemon=True).start()
 
-    def _save(self) -> None:
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of a checkpoint; those of a sharded model are sharded."""
         tensors: dict[str, Tensor] = {}
         tensors |= {f"model/{k}": v for k, v in unwrapped(self.task.model).state_dict().items()}
         tensors |= {f"ema/{k}": v for k, v in self.ema.state_dict().items()}
@@ -233,7 +299,11 @@ class Loop:
         tensors["random/cpu"] = torch.get_rng_state()
         if self.distributed.device.type == "cuda":
             tensors["random/cuda"] = torch.cuda.get_rng_state(self.distributed.device)
-        tensors = gather_state(tensors, keep=self.distributed.is_main)
+        return tensors
+
+    def _save(self) -> None:
+        """Save a checkpoint and the models, so that a running or killed run can be resumed and sampled."""
+        tensors = gather_state(self.state_tensors(), keep=self.distributed.is_main)
         if self.distributed.is_main:
             seconds = self.spent + time.monotonic() - self._started
             record = {
@@ -245,6 +315,11 @@ class Loop:
                 "config": self.config.model_dump(mode="json"),
             }
             self.checkpoints.save(self.step, tensors, record)
+        del tensors
+        models = {decay: self._gather(model) for decay, model in self.ema.models.items()}
+        models[LIVE] = self._gather(unwrapped(self.task.model))
+        if self.distributed.is_main:
+            self.task.save_models(models, self.folder, self.step)
         self.distributed.barrier()
 
     def _resume(self) -> None:
@@ -313,15 +388,4 @@ def run_task(
         weights = f"EMA {float(config.ema[0])}"
         create_run(folder, config, **header, weights=weights, command=command_line(), environment=about)
     distributed.barrier()
-    return Loop(folder, config, task, distributed, view, report).run()
-
-
-def _peak_memory(device: torch.device) -> float:
-    """Return the peak memory in GiB: allocated on the GPU, or resident of this process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
-    import resource
-    import sys
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+    return Loop(folder, config, task, distributed, view, report, str(header.get("recipe", ""))).run()

@@ -20,6 +20,7 @@ from driftgen.evaluation.real_images import open_in_shape
 from driftgen.features.resnet_mae import MAEOutput
 from driftgen.model_io import RUN_MODEL, save_model
 from driftgen.ops.compile import compile_parts, to_channels_last
+from driftgen.support.atomic_write import atomic_folder
 from driftgen.support.distributed import Distributed
 from driftgen.support.images import to_pil, to_uint8
 from driftgen.support.rng import derive_generator, derive_seed
@@ -32,6 +33,7 @@ from driftgen.training.loop import View, run_task
 from driftgen.training.run_evaluation import open_without_augmentation
 from driftgen.training.run_folder import check_run
 from driftgen.training.sharding import make_mesh
+from driftgen.training.summary import describe_pretraining
 from driftgen.training.unreadable_images import UnreadableImages
 
 __all__ = ["Pretraining", "classification_weight", "pretrain"]
@@ -117,6 +119,10 @@ class Pretraining:
         if can_capture(config, distributed):
             self.graphed = GraphedStep(self._step, self.mae.parameters(), info)
 
+    def describe(self) -> dict[str, str]:
+        """See :class:`~driftgen.training.task.Describes`."""
+        return describe_pretraining(self.config, self.data, self.mae)
+
     def indices(self, step: int) -> Tensor:
         """Return the images of a step: every epoch in an order of its own."""
         n, size = len(self.data.labels), self.config.batch_size
@@ -201,11 +207,12 @@ class Pretraining:
         pictures = to_pil(to_uint8(torch.cat(rows)))
         return write_sheet(path.with_suffix(".png"), Sheet(pictures, len(images), PREVIEW_ROWS))
 
-    def save_models(self, averaged: Mapping[str, nn.Module], folder: Path, step: int) -> None:
+    def save_models(self, models: Mapping[str, nn.Module], folder: Path, step: int) -> None:
         """Save the first average as ``model/``."""
-        decay, model = next(iter(averaged.items()))
+        decay, model = next(iter(models.items()))
         source = {"recipe": self.name, "step": step, "ema": decay}
-        save_model(model, folder / RUN_MODEL, source=source, class_names=self.data.class_names)
+        with atomic_folder(folder / RUN_MODEL) as scratch:
+            save_model(model, scratch, source=source, class_names=self.data.class_names)
 
     def evaluate(self, averaged: Mapping[str, nn.Module], folder: Path, step: int) -> dict[str, Any]:
         """Return the accuracy of a k-NN classifier of held-out images, on the last stage's mean features."""

@@ -26,7 +26,7 @@ from driftgen.evaluation.image_sources import RealImages
 from driftgen.evaluation.precision_recall import precision_recall
 from driftgen.evaluation.reference import compute_reference
 from driftgen.evaluation.sweep import Evaluation, evaluate_model
-from driftgen.model_io import RUN_MODEL, load_weights, read_config, register_generator, registered_name
+from driftgen.model_io import find_model, load_weights, read_config, register_generator, registered_name
 from driftgen.pipeline import DriftPipeline
 from driftgen.support.atomic_write import atomic_write
 from driftgen.support.distributed import Distributed
@@ -44,7 +44,7 @@ from driftgen.training.run_folder import CHECKPOINTS, CONFIG, METRICS, check_run
 from driftgen.training.task import View
 from driftgen.training.trainer import train
 
-__all__ = ["Run", "start_run"]
+__all__ = ["Run", "recorded_init", "start_run"]
 
 Task = Literal["train", "pretrain"]
 Config = TrainConfig | PretrainConfig
@@ -95,7 +95,7 @@ class Run:
         network = self.parts.generator
         if network is None or self._train_config().fsdp:  # a sharded network cannot be copied
             return DriftPipeline.from_pretrained(self.folder, **options)
-        place = self.folder / RUN_MODEL
+        place = find_model(str(self.folder), options.pop("weights", None))
         saved, network = read_config(place), copy.deepcopy(network).cpu()
         load_weights(network, place)
         device, dtype = options.pop("device", None), options.pop("dtype", None)
@@ -249,7 +249,7 @@ def start_run(
             if state is not None:
                 _place_state(state, folder, config, override, processes, shown)
             if isinstance(config, TrainConfig):
-                config = _recorded_init(config, folder, shown)
+                config = recorded_init(config, folder, shown)
                 complete = train(config, folder, processes, shown, **options)
             else:
                 complete = pretrain(config, folder, processes, shown, **options)
@@ -371,7 +371,7 @@ def _place_state(
     processes.barrier()
 
 
-def _recorded_init(config: TrainConfig, folder: Path, view: View) -> TrainConfig:
+def recorded_init(config: TrainConfig, folder: Path, view: View) -> TrainConfig:
     """Return the configuration with the ``init`` that the run in ``folder`` started from, if there is one."""
     if not (folder / CONFIG).is_file() or not Checkpoints(folder / CHECKPOINTS).steps:
         return config

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 from driftgen.training.config import Optimizer, Output
 
-__all__ = ["DrawsAhead", "LoopConfig", "Task", "View"]
+if TYPE_CHECKING:
+    from driftgen.training.step_clock import Speed
+    from driftgen.training.summary import Summary
+
+__all__ = ["Describes", "DrawsAhead", "LoopConfig", "Task", "View"]
 
 
 class Task(Protocol):
@@ -61,9 +65,12 @@ class Task(Protocol):
         """
         ...
 
-    def save_models(self, averaged: Mapping[str, nn.Module], folder: Path, step: int) -> None:
-        """Save the averaged model of each decay under ``folder``. Called in the main process only, at the
-        end of a run and when a run is interrupted.
+    def save_models(self, models: Mapping[str, nn.Module], folder: Path, step: int) -> None:
+        """Save the averaged model of each decay under ``folder``, and perhaps the trained one, ``live``.
+
+        Called in the main process only, after every checkpoint. The first model is that of the first decay,
+        the last one is ``live``. Write it with :func:`driftgen.support.atomic_write.atomic_folder`, so that
+        a running or killed run has a model, and leave ``live`` in training mode.
         """
         ...
 
@@ -102,6 +109,15 @@ class DrawsAhead(Protocol):
         ...
 
 
+@runtime_checkable
+class Describes(Protocol):
+    """A task that describes its parts for the summary at the start of a run."""
+
+    def describe(self) -> Mapping[str, str]:
+        """Return a label and a line of text for each part: data, networks, batch."""
+        ...
+
+
 class LoopConfig(Protocol):
     """Settings that the loop reads: a pydantic model with a ``task`` name and at least these fields."""
 
@@ -122,6 +138,18 @@ class LoopConfig(Protocol):
 
 class View(Protocol):
     """Display of a run."""
+
+    def begin(self, summary: Summary) -> None:
+        """Show the summary of a run; its first step begins."""
+        ...
+
+    def advance(self, step: int, seconds_per_step: float | None) -> None:
+        """Show that this many steps are done. Called after every step; the speed is None if not known."""
+        ...
+
+    def measured(self, speed: Speed) -> None:
+        """Show the speed, once it is known."""
+        ...
 
     def update(self, row: Mapping[str, Any]) -> None:
         """Show a row of metrics."""

@@ -15,9 +15,11 @@ from driftgen.data.class_batches import StepSizes, open_source
 from driftgen.data.placement import is_on_gpu, place_data
 from driftgen.drift.guidance import sample_alpha
 from driftgen.drift.loss import DriftingLoss
+from driftgen.interop.run_models import LIVE
 from driftgen.model_io import RUN_MODEL, read_config
 from driftgen.ops.compile import compile_parts, to_channels_last
 from driftgen.pipeline import DriftPipeline
+from driftgen.support.atomic_write import atomic_folder
 from driftgen.support.distributed import Distributed
 from driftgen.support.rng import RNGState, derive_generator, derive_seed
 from driftgen.training.build import (
@@ -43,6 +45,7 @@ from driftgen.training.sharding import make_mesh
 from driftgen.training.step import DriftStep
 from driftgen.training.step_inputs import StepInputs, StepOutput, guided_inputs
 from driftgen.training.step_metrics import CLASSES, measure, measure_spread
+from driftgen.training.summary import describe_training
 from driftgen.training.unreadable_images import UnreadableImages
 
 __all__ = ["Training", "train"]
@@ -129,6 +132,10 @@ class Training:
         self._ahead: tuple[int, StepInputs, RNGState] | None = None  # the step drawn ahead
         self.parts, self.info = parts, info
         self.evaluation: RunEvaluation | None = None
+
+    def describe(self) -> dict[str, str]:
+        """See :class:`~driftgen.training.task.Describes`."""
+        return describe_training(self.config, self.data, self.generator, self.phi.networks)
 
     def draw(self, step: int) -> StepInputs:
         """Draw labels, real samples, alpha and noise; the same for any number of processes."""
@@ -243,12 +250,22 @@ class Training:
             save_nearest(samples, classes, self.data, path.with_name(NEAREST))
         return path
 
-    def save_models(self, averaged: Mapping[str, nn.Module], folder: Path, step: int) -> None:
-        """Save the first average as ``model/``, each further one as ``model-ema-DECAY/``."""
-        for i, (decay, model) in enumerate(averaged.items()):
-            target = folder / (RUN_MODEL if i == 0 else f"{RUN_MODEL}-ema-{decay}")
-            source = {"recipe": self.name, "step": step, "ema": decay, **_origin(self.config)}
-            self.pipeline(model, **source).save_pretrained(target)
+    def save_models(self, models: Mapping[str, nn.Module], folder: Path, step: int) -> None:
+        """Save averages as ``model/`` and ``model-ema-DECAY/``, and trained weights as ``model-live/``."""
+        for i, (name, model) in enumerate(models.items()):
+            weights = {"weights": LIVE} if name == LIVE else {"ema": name}
+            target = RUN_MODEL if i == 0 else f"{RUN_MODEL}-{LIVE if name == LIVE else f'ema-{name}'}"
+            self._save_model(model, folder / target, step=step, **weights)
+
+    def _save_model(self, model: nn.Module, target: Path, **source: Any) -> None:
+        modes = [(module, module.training) for module in model.modules()]
+        try:
+            pipe = self.pipeline(model, recipe=self.name, **source, **_origin(self.config))
+            with atomic_folder(target) as scratch:
+                pipe.save_pretrained(scratch)
+        finally:  # a pipeline has its generator in eval mode
+            for module, training in modes:
+                module.training = training
 
     def evaluate(self, averaged: Mapping[str, nn.Module], folder: Path, step: int) -> dict[str, Any]:
         """Score each average; save the best one of the run so far as ``model-best/``."""
@@ -266,8 +283,7 @@ class Training:
             target = folder / f"{RUN_MODEL}-best"
             before = read_config(target).source.get(name) if (target / "config.json").is_file() else None
             if before is None or scores[best] < before:
-                source = {"recipe": self.name, "step": step, "ema": best, name: scores[best]}
-                self.pipeline(averaged[best], **source, **_origin(self.config)).save_pretrained(target)
+                self._save_model(averaged[best], target, step=step, ema=best, **{name: scores[best]})
         return {"evaluation": result}
 
     def pipeline(self, model: nn.Module, **source: Any) -> DriftPipeline:

@@ -1,6 +1,7 @@
 """Networks compiled part by part keep their results and names."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -10,9 +11,12 @@ from driftgen.features import FeatureStack, ResNetMAE
 from driftgen.generators import DiT, UNet2D
 from driftgen.generators.image_mlp import ImageMLP
 from driftgen.ops.compile import compile_parts, to_channels_last
+from driftgen.support.distributed import Distributed
 from driftgen.training.config import Optimizer
 from driftgen.training.ema import EMA
+from driftgen.training.loop import Loop
 from driftgen.training.optimizer import make_optimizer
+from driftgen.training.trainer import Training
 from tests.support.runs import config, final, run
 
 compiled: list[str] = []
@@ -149,13 +153,20 @@ def test_ema_of_a_compiled_network():
         torch.testing.assert_close(value, (before[name] + network.state_dict()[name]) / 2)
 
 
-def test_a_compiled_run_matches_the_plain_run(tmp_path):
-    run(tmp_path / "plain", "optim.steps=10")
-    done, view = run(tmp_path / "compiled", "optim.steps=10", "compile=true")
+def test_a_compiled_run_matches_the_plain_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    run(tmp_path / "plain", "optim.steps=6")
+    done, view = run(tmp_path / "compiled", "optim.steps=6", "compile=true")
     assert done
     assert compiled
     assert not any("warning" in text for text in view.said)
     assert config("compile=true").compile
+    # The next run tells how long this one compiled.
+    assert view.summaries[0].rows["compiling"].startswith("in the first step, often for a minute")
+    again, processes = config("optim.steps=6", "compile=true"), Distributed.start("cpu")
+    summary = Loop(tmp_path / "again", again, Training(again, processes), processes, view).summary()
+    assert re.fullmatch(r"in the first step; it took \d+ s last time", summary.rows["compiling"])
+    assert summary.first_step == "compiling"
     plain, found = final(tmp_path / "plain"), final(tmp_path / "compiled")
     assert plain.keys() == found.keys()
     for name, value in plain.items():

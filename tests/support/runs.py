@@ -20,7 +20,16 @@ SMALL = [
 
 class Silent:
     def __init__(self):
-        self.said, self.rows = [], []
+        self.said, self.rows, self.steps, self.summaries, self.speeds = [], [], [], [], []
+
+    def begin(self, summary):
+        self.summaries.append(summary)
+
+    def advance(self, step, seconds_per_step):
+        self.steps.append(step)
+
+    def measured(self, speed):
+        self.speeds.append(speed)
 
     def update(self, row):
         self.rows.append(row)

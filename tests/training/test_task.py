@@ -121,6 +121,36 @@ def test_a_run_keeps_its_warmup(tmp_path):
     assert "ema_warmup: false" in (tmp_path / "a" / "config.yaml").read_text()
 
 
+@pytest.mark.parametrize("at", [0, 7])
+def test_a_signal_that_breaks_a_step_stops_the_run(tmp_path, at):
+    """Ctrl-C reaches the compiler too: the step fails, and the run is saved as it was before."""
+
+    class Compiling(ActionTask):
+        def compute_gradient(self, step):
+            if step == at:
+                signal.raise_signal(signal.SIGINT)
+                raise RuntimeError("the compiler was interrupted")
+            return super().compute_gradient(step)
+
+    done, view, _ = train_actions(tmp_path / "r", Compiling)
+    assert not done
+    assert any(text.startswith("Ctrl-C: saving after this step") for text in view.said)
+    assert f"stopped by Ctrl-C after step {at}; run the same command to resume: " in view.said[-1]
+    train_actions(tmp_path / "r")
+    train_actions(tmp_path / "straight")
+    ended, straight = final(tmp_path / "r"), final(tmp_path / "straight")
+    assert all(torch.equal(ended[k], straight[k]) for k in straight)
+
+
+def test_a_failure_without_a_signal_is_raised(tmp_path):
+    class Broken(ActionTask):
+        def compute_gradient(self, step):
+            raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        train_actions(tmp_path / "r", Broken)
+
+
 def test_another_task_in_the_folder_is_refused(tmp_path):
     run(tmp_path / "r", "optim.steps=1")
     with pytest.raises(dg.InputError, match="holds a run of driftgen train, not actions: use another --out"):

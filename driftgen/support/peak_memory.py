@@ -1,0 +1,41 @@
+"""Peak memory of this process on a device."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+
+__all__ = ["peak_memory", "reset_peak_memory", "show_memory", "total_memory"]
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the peak in bytes: allocated on the GPU, or resident in host memory."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Start a new measurement on a GPU. The peak of host memory is that of the whole process."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def show_memory(size: int) -> str:
+    """Return a size in GiB, or in MiB below one GiB."""
+    return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.0f} MiB"
+
+
+def total_memory(device: torch.device) -> int | None:
+    """Return the memory of the GPU or of the machine in bytes; None if the system does not tell."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
