@@ -3,27 +3,47 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from driftgen.errors import InputError
 
-__all__ = ["atomic_write", "make_folder"]
+__all__ = ["atomic_write", "honor_umask", "make_folder"]
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path that replaces ``path`` on success and is deleted on failure.
 
-    An interrupted write leaves the old file or the new one, never a partial file.
+    An interrupted write leaves the old file or the new one, never a partial file. Its mode is that of the
+    umask, see :func:`honor_umask`.
     """
     scratch = path.with_name(f"{path.stem}.partial{path.suffix}")
     try:
         yield scratch
+        honor_umask(scratch)
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def honor_umask(path: Path) -> None:
+    """Give a private file (mode 0600) the mode that the umask gives to new files; keep any other mode.
+
+    Libraries that write through a temporary file, such as safetensors, leave private files behind.
+    """
+    if stat.S_IMODE(path.stat().st_mode) != 0o600:
+        return
+    # Python can only read the umask by changing it, which other threads would notice: create a file instead.
+    probe = path.with_name(f"{path.name}.mode")
+    probe.unlink(missing_ok=True)
+    try:
+        probe.touch()
+        path.chmod(stat.S_IMODE(probe.stat().st_mode))
+    finally:
+        probe.unlink(missing_ok=True)
 
 
 def make_folder(path: Path) -> Path:
