@@ -16,7 +16,7 @@ from driftgen.tokenizers import SDVAE, TinyVAE
 from tests.support.artifacts import MAE, PIXEL
 from tests.support.autoencoders import kl_network, taesd_files
 from tests.support.image_data import noise
-from tests.support.runs import SMALL
+from tests.support.runs import SMALL, run
 
 CHANGES = [word for change in (*SMALL, "encoders=[]", "optim.steps=2") for word in ("--set", change)]
 
@@ -77,17 +77,24 @@ def test_weights_and_their_shards(tmp_path, umask, size):
     check_modes(folder, umask, least=1 if size == "5GB" else 4)
 
 
-def test_a_run_with_its_checkpoints_its_model_and_what_convert_writes(tmp_path, strict_umask, here):
-    run = tmp_path / "run"
-    done = here("train", "digits", *CHANGES, "--device", "cpu", "--out", run)
+def test_a_run_with_its_checkpoints_and_its_model(tmp_path, strict_umask, here):
+    done = here("train", "digits", *CHANGES, "--device", "cpu", "--out", tmp_path / "run")
     assert done.returncode == 0, done.stderr
-    check_modes(run, strict_umask, least=6)
-    done = here("convert", "state", run, tmp_path / "state")
+    check_modes(tmp_path / "run", strict_umask, least=6)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    run(folder, "encoders=[]", "optim.steps=1")
+    return folder
+
+
+@pytest.mark.parametrize("words", [["state"], ["shards", "--max-shard-size", "2KB"]], ids=["state", "shards"])
+def test_conversions_of_a_run(trained, words, tmp_path, umask, here):
+    done = here("convert", words[0], trained, tmp_path / "out", *words[1:])
     assert done.returncode == 0, done.stderr
-    check_modes(tmp_path / "state", strict_umask, least=3)
-    done = here("convert", "shards", run, tmp_path / "shards", "--max-shard-size", "2KB")
-    assert done.returncode == 0, done.stderr
-    check_modes(tmp_path / "shards", strict_umask, least=4)
+    check_modes(tmp_path / "out", umask, least=3)
 
 
 def test_pretraining(tmp_path, strict_umask, here):
@@ -119,7 +126,8 @@ def test_statistics_and_evaluations(model, tmp_path, strict_umask, here):
     common = ["--encoder", "pixels", "--device", "cpu"]
     done = here("eval", "stats", "digits", out / "digits.safetensors", *common)
     assert done.returncode == 0, done.stderr
-    done = here("eval", model, "--data", out / "digits.safetensors", *common, "-n", "70", "--out", out / "eval")
+    words = ["eval", model, "--data", out / "digits.safetensors", "-n", "70", "--out", out / "eval"]
+    done = here(*words, *common)
     assert done.returncode == 0, done.stderr
     check_modes(out, strict_umask, least=2)
 
@@ -148,9 +156,8 @@ def test_a_model_with_its_tokenizer_and_a_latent_cache(kind, tmp_path, umask):
         tokenizer = SDVAE(tmp_path / "vae")
     else:
         tokenizer = TinyVAE(taesd_files(tmp_path))
-    net = DiT(
-        input_size=8, in_channels=tokenizer.latent_channels, hidden_size=32, depth=1, num_heads=2, num_classes=2
-    )
+    channels = tokenizer.latent_channels
+    net = DiT(input_size=8, in_channels=channels, hidden_size=32, depth=1, num_heads=2, num_classes=2)
     out = dg.DriftPipeline(net, tokenizer).save_pretrained(tmp_path / "out" / "model")
     images = open_images(Data(path=str(_images(tmp_path)), size=16))
     encode_images(images, tokenizer, tmp_path / "out" / "cache")
