@@ -6,7 +6,7 @@ import functools
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,8 +18,10 @@ from driftgen.errors import InputError, unknown_name
 from driftgen.generators.base import Generator, Noise
 from driftgen.generators.fp8 import check_fp8, has_fp8, use_fp8
 from driftgen.interop import hub
+from driftgen.interop.model_card import describe_generator
+from driftgen.interop.saved_config import TOKENIZER, check_overwrite
 from driftgen.model_io import load_any, save_model
-from driftgen.ops.compile import compile_parts
+from driftgen.ops.compile import compile_parts, new_parameters
 from driftgen.ops.cuda_graphs import GraphedFunction, check_compiler, static_shapes
 from driftgen.support.images import to_pil, to_uint8
 from driftgen.tokenizers import SDVAE, Identity, Tokenizer, build_tokenizer
@@ -28,7 +30,6 @@ __all__ = ["DriftPipeline"]
 
 Output = Literal["pil", "tensor", "numpy", "latent"]
 OUTPUTS = ("pil", "tensor", "numpy", "latent")
-TOKENIZER = "tokenizer"  # the tokenizer's folder inside a model's folder
 
 
 class DriftPipeline:
@@ -90,6 +91,14 @@ class DriftPipeline:
                 f"the generator produces {self.channels}"
             )
 
+    def __repr__(self) -> str:
+        latents = self._tokenizer is not None and not isinstance(self._tokenizer, Identity)
+        facts = describe_generator(
+            self.generator, self.num_classes, self.class_names, self._tokenizer if latents else None
+        )
+        dtype = str(next(self.generator.parameters()).dtype).removeprefix("torch.")
+        return f"DriftPipeline({', '.join([*facts, f'guidance {self.guidance:g}', str(self.device), dtype])})"
+
     @classmethod
     def from_pretrained(
         cls,
@@ -136,7 +145,7 @@ class DriftPipeline:
     def to(self, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> DriftPipeline:
         """Move the generator and the tokenizer, and return the pipeline. The tokenizer keeps its dtype."""
         try:
-            with _new_parameters() if self._compiled is not None else nullcontext():
+            with new_parameters() if self._compiled is not None else nullcontext():
                 self.generator.to(device=device, dtype=dtype)
             if isinstance(self._tokenizer, nn.Module):
                 self._tokenizer.to(device=device)
@@ -283,14 +292,16 @@ class DriftPipeline:
         *,
         dtype: torch.dtype | None = None,
         max_shard_size: int | str = "5GB",
+        overwrite: bool = False,
     ) -> Path:
         """Save the model as config.json, model.safetensors and README.md, with the tokenizer if it has one.
 
-        ``dtype`` and ``max_shard_size`` are those of :func:`driftgen.save_model`.
+        The options are those of :func:`driftgen.save_model`.
         """
         if has_fp8(self.generator):
             raise InputError("a pipeline with fp8 cannot be saved: load the model without fp8 and save that")
         place = Path(folder)
+        check_overwrite(place, overwrite)
         tokenizer = None
         if self._tokenizer is not None:
             tokenizer = self._tokenizer.options()
@@ -302,6 +313,7 @@ class DriftPipeline:
             place,
             dtype=dtype,
             max_shard_size=max_shard_size,
+            overwrite=True,  # checked before the tokenizer was written
             guidance=self.guidance,
             official=self.official,
             **facts,
@@ -360,20 +372,6 @@ class DriftPipeline:
 def _evaluate(generator: Generator, gaussian: Tensor, style: Tensor, labels: Tensor, alpha: Tensor) -> Tensor:
     with static_shapes():
         return generator(Noise(gaussian, style), labels, alpha).float()
-
-
-@contextmanager
-def _new_parameters() -> Iterator[None]:
-    """Make dtype and device conversions create new parameters.
-
-    PyTorch 2.11 does not notice parameters converted in place: compiled code would keep their former dtype.
-    """
-    before = torch.__future__.get_overwrite_module_params_on_conversion()
-    torch.__future__.set_overwrite_module_params_on_conversion(True)
-    try:
-        yield
-    finally:
-        torch.__future__.set_overwrite_module_params_on_conversion(before)
 
 
 def _size(count: int, most: int) -> int:

@@ -90,13 +90,13 @@ def official(
 
 @convert.command("to-official")
 def to_official(
-    folder: Annotated[Path, typer.Argument(help="Folder of a saved model.", show_default=False)],
+    model: Annotated[str, typer.Argument(help="Saved model, training run, or hub name.", show_default=False)],
     out: Target,
 ) -> None:
     """Convert a saved model to an artifact that the authors' code reads. Round trips are bit-exact."""
     from driftgen import model_io
 
-    print(model_io.to_official(folder, out))
+    print(model_io.to_official(model, out))
 
 
 @convert.command()

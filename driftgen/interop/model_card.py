@@ -1,13 +1,17 @@
-"""The model card: the ``README.md`` of a saved model."""
+"""Descriptions of models: the model card (``README.md`` of a saved model), and one line."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from torch import nn
 
 import driftgen
 
-__all__ = ["model_card"]
+__all__ = ["describe_generator", "model_card"]
+
+SHOWN_CLASSES = 3  # of more than one too many
 
 _GENERATOR = """import driftgen as dg
 
@@ -53,3 +57,33 @@ Origin of the weights:
 |---|---|
 {rows}
 """
+
+
+def describe_generator(
+    generator: nn.Module,
+    num_classes: int | None = None,
+    class_names: Sequence[str] | None = None,
+    tokenizer: Any = None,
+) -> list[str]:
+    """Return what is known of a generator: class, parameters, samples, classes.
+
+    ``tokenizer`` decodes its latents; None for images, or for latents without a tokenizer.
+    """
+    count = sum(p.numel() for p in generator.parameters())
+    facts = [type(generator).__name__, f"{count:,} parameter{'' if count == 1 else 's'}"]
+    config = getattr(generator, "config", None)
+    side, channels = getattr(config, "input_size", None), getattr(config, "in_channels", None)
+    if side is not None and channels is not None:
+        latents = tokenizer is not None or channels not in (1, 3)
+        kind = "latents" if latents else "pixels"
+        facts.append(f"{side}x{side} {kind} with {channels} channel{'' if channels == 1 else 's'}")
+    if tokenizer is not None:
+        decoded = "" if side is None else f" to {side * tokenizer.factor}x{side * tokenizer.factor} pixels"
+        facts[-1] += f", decoded by {type(tokenizer).__name__}{decoded}"
+    if num_classes is not None:
+        facts.append(f"{num_classes} class{'' if num_classes == 1 else 'es'}")
+        if class_names:
+            more = len(class_names) > SHOWN_CLASSES + 1
+            shown = [*class_names[:SHOWN_CLASSES], "..."] if more else class_names
+            facts[-1] += f" ({', '.join(shown)})"
+    return facts

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 
-__all__ = ["compile_blocks", "compile_parts", "to_channels_last"]
+__all__ = ["compile_blocks", "compile_parts", "new_parameters", "to_channels_last"]
 
 # Recompilations of one function for other shapes and dtypes, beyond which PyTorch silently stops compiling.
 RECOMPILE_LIMIT = 64
@@ -47,3 +49,17 @@ def compile_parts(network: nn.Module) -> None:
 def to_channels_last(network: nn.Module) -> None:
     """Convert the weights to channels-last memory format, the fastest for compiled convolutions on a GPU."""
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+@contextmanager
+def new_parameters() -> Iterator[None]:
+    """Make dtype and device conversions create new parameters.
+
+    PyTorch 2.11 does not notice parameters converted in place: compiled code would keep their former dtype.
+    """
+    before = torch.__future__.get_overwrite_module_params_on_conversion()
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        yield
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(before)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from driftgen.errors import InputError
 
-__all__ = ["atomic_write", "honor_umask", "make_folder"]
+__all__ = ["atomic_write", "check_free", "honor_umask", "make_folder"]
 
 
 @contextmanager
@@ -57,3 +57,9 @@ def make_folder(path: Path) -> Path:
     if not os.access(path, os.W_OK):
         raise InputError(f"cannot write to {path}: no permission; choose another folder with --out")
     return path
+
+
+def check_free(folder: Path) -> None:
+    """Raise unless the folder does not exist yet or is empty."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} exists and is not an empty folder: choose another one")

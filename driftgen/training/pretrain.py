@@ -202,7 +202,8 @@ class Pretraining:
         """Save the first average as ``model/``."""
         decay, model = next(iter(averaged.items()))
         source = {"recipe": self.name, "step": step, "ema": decay}
-        save_model(model, folder / RUN_MODEL, source=source, class_names=self.data.class_names)
+        facts: dict[str, Any] = {"source": source, "class_names": self.data.class_names}
+        save_model(model, folder / RUN_MODEL, overwrite=True, **facts)
 
     def evaluate(self, averaged: Mapping[str, nn.Module], folder: Path, step: int) -> dict[str, Any]:
         """Return nothing: :meth:`measure` evaluates the averaged encoder."""

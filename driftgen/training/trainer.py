@@ -244,7 +244,7 @@ class Training:
         for i, (decay, model) in enumerate(averaged.items()):
             target = folder / (RUN_MODEL if i == 0 else f"{RUN_MODEL}-ema-{decay}")
             source = {"recipe": self.name, "step": step, "ema": decay, **_origin(self.config)}
-            self.pipeline(model, **source).save_pretrained(target)
+            self.pipeline(model, **source).save_pretrained(target, overwrite=True)
 
     def evaluate(self, averaged: Mapping[str, nn.Module], folder: Path, step: int) -> dict[str, Any]:
         """Score each average; save the best one of the run so far as ``model-best/``."""
@@ -263,7 +263,8 @@ class Training:
             before = read_config(target).source.get(name) if (target / "config.json").is_file() else None
             if before is None or scores[best] < before:
                 source = {"recipe": self.name, "step": step, "ema": best, name: scores[best]}
-                self.pipeline(averaged[best], **source, **_origin(self.config)).save_pretrained(target)
+                pipe = self.pipeline(averaged[best], **source, **_origin(self.config))
+                pipe.save_pretrained(target, overwrite=True)
         return {"evaluation": result}
 
     def pipeline(self, model: nn.Module, **source: Any) -> DriftPipeline:
