@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from driftgen.cli.options import Out
+from driftgen.cli.options import Device, Out
 
 __all__ = ["convert", "sample"]
 
@@ -37,7 +37,7 @@ def sample(
         str | None, typer.Option(help="SD-VAE that decodes latents: a folder or a hub name.")
     ] = None,
     latents: Annotated[bool, typer.Option("--latents", help="Write latents instead of images.")] = False,
-    device: Annotated[str, typer.Option(help="Device: cpu, cuda, cuda:1, mps.")] = "cpu",
+    device: Device = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or as saved.")] = "as saved",
     batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 32,
     compiled: Annotated[
@@ -50,11 +50,17 @@ def sample(
     """Sample images with one network call each: PNG files and a contact sheet, grid.png."""
     from driftgen.pipeline import DriftPipeline
     from driftgen.report.sample_folder import parse_labels, write_latents, write_samples
+    from driftgen.support.distributed import choose_device
     from driftgen.support.dtype_names import parse_dtype
     from driftgen.support.progress import track
 
     pipe = DriftPipeline.from_pretrained(
-        model, device=device, dtype=parse_dtype(dtype), tokenizer=tokenizer, batch_size=batch_size, fp8=fp8
+        model,
+        device=choose_device(device),
+        dtype=parse_dtype(dtype),
+        tokenizer=tokenizer,
+        batch_size=batch_size,
+        fp8=fp8,
     )
     if compiled:
         pipe.compile()
