@@ -98,7 +98,7 @@ def test_conversions_of_a_run(trained, words, tmp_path, umask, here):
 
 
 def test_pretraining(tmp_path, strict_umask, here):
-    changes = ["mae.options={base_channels: 16, blocks: [1, 1]}", "mae.finetune_steps=0", "optim.steps=2"]
+    changes = ["mae.options={base_channels: 40, blocks: [1, 1]}", "mae.finetune_steps=0", "optim.steps=2"]
     words = [word for change in (*changes, "batch_size=8") for word in ("--set", change)]
     done = here("pretrain", "mae-digits", *words, "--device", "cpu", "--out", tmp_path / "run")
     assert done.returncode == 0, done.stderr

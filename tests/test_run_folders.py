@@ -31,7 +31,7 @@ def trained(tmp_path_factory):
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "mae"
-    changes = ["optim.steps=2", "mae.finetune_steps=1", "mae.options.base_channels=32"]
+    changes = ["optim.steps=2", "mae.finetune_steps=1", "mae.options.base_channels=40"]
     assert pretrain(config("pretrain", *changes), folder, Distributed.start("cpu"), Silent())
     return folder
 

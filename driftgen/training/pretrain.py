@@ -21,12 +21,12 @@ from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.distributed import Distributed
 from driftgen.support.images import contact_sheet, to_pil, to_uint8
 from driftgen.support.rng import derive_generator, derive_seed
-from driftgen.training.build import NO_PARTS, Parts, build_mae, make_tokenizer, open_data
+from driftgen.training.build import NO_PARTS, Parts, build_mae, check_mae_width, make_tokenizer, open_data
 from driftgen.training.config import Masking, PretrainConfig
 from driftgen.training.graphed_step import GraphedStep, can_capture
 from driftgen.training.health import Health
 from driftgen.training.loop import View, run_task
-from driftgen.training.run_folder import check_run
+from driftgen.training.run_folder import CONFIG, check_run
 from driftgen.training.sharding import make_mesh
 
 __all__ = ["Pretraining", "classification_weight", "pretrain"]
@@ -294,6 +294,8 @@ def pretrain(
     ``report(folder)`` writes.
     """
     config = check_run(folder, config, override=override)
+    if not (folder / CONFIG).is_file():  # runs of older versions resume
+        check_mae_width(config.mae)
     task = Pretraining(config, distributed, view.info, name=name, parts=parts)
     try:
         header = {"task": "pretrain", "recipe": name}
