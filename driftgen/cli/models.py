@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from driftgen.cli.help_format import App
 from driftgen.cli.options import Device, Out
 
 __all__ = ["convert", "sample"]
@@ -77,7 +78,7 @@ def sample(
     print(sheet)
 
 
-convert = typer.Typer(
+convert = App(
     help="Convert models and training states: the authors' artifacts, shards, compact states.",
     no_args_is_help=True,
 )
