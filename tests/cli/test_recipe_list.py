@@ -5,7 +5,7 @@ import pytest
 from driftgen.training.recipes import recipe_names
 
 
-@pytest.mark.parametrize("columns", [30, 40, 60, 80, 120])
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
 def test_descriptions_wrap(columns, here, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     done = here("recipes")
