@@ -23,7 +23,7 @@ from driftgen.support.provenance import provenance
 from driftgen.training.config import TrainConfig
 from driftgen.training.loop import View
 from driftgen.training.recipes import load_recipe
-from driftgen.training.toy_study import ToyConfig, evolve
+from driftgen.training.toy_study import EVALUATED, ToyConfig, evolve, show_energy_distance
 from driftgen.training.trainer import train
 
 __all__ = ["GUIDANCE", "demo_config", "evaluate_run", "metric_rows", "run_demo"]
@@ -113,12 +113,15 @@ def _toy(folder: Path, seed: int, steps: int | None) -> str:
 def metric_rows(metrics: dict[str, Any]) -> dict[str, str]:
     """Format the metrics of a toy run for display."""
     rows = {
-        "energy distance to fresh data, start": f"{metrics['energy_distance_at_start']:.4f}",
-        "energy distance to fresh data, end": f"{metrics['energy_distance']:.4f}",
-        "energy distance between fresh data": f"{metrics['energy_distance_of_data_to_itself']:.4f}",
-        "mean squared drift, start": f"{metrics['drift_at_start']:.1e}",
-        "mean squared drift, end": f"{metrics['drift_at_end']:.1e}",
-        "mean squared drift, start / end": f"{metrics['drift_ratio']:.3g}",
+        "energy distance to fresh data, start": show_energy_distance(metrics["energy_distance_at_start"]),
+        "energy distance to fresh data, end": show_energy_distance(metrics["energy_distance"]),
+        "energy distance between fresh data": show_energy_distance(
+            metrics["energy_distance_of_data_to_itself"]
+        ),
+        "mean squared drift, first step": f"{metrics['drift_of_first_step']:.3g}",
+        "mean squared drift, last step": f"{metrics['drift_of_last_step']:.3g}",
+        f"drift against {2 * EVALUATED:,} data points": f"{metrics['drift_at_start']:.3g} to "
+        f"{metrics['drift_at_end']:.3g}",
     }
     if "mode_shares" in metrics:
         rows["share of the smallest mode (ideal: 1)"] = f"{metrics['least_mode_share']:.2f}"
