@@ -234,7 +234,7 @@ def _metrics(
     metrics: dict[str, Any] = {
         "distribution": toy.name,
         "config": asdict(config),
-        "evaluator": f"unbiased energy distance to {EVALUATED} fresh points, below 0 if there is no difference; "
+        "evaluator": f"unbiased energy distance to {EVALUATED} fresh points, below 0 for no difference; "
         f"drift at start and end by {2 * EVALUATED} fresh points, drift of a step by config.positives points",
         "energy_distance": energy_distance(x, fresh),
         "energy_distance_at_start": energy_distance(first[0], fresh),
