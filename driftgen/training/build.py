@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from driftgen.data.images import RealData, open_images
 from driftgen.data.latents import open_latents
-from driftgen.errors import InputError
+from driftgen.errors import InputError, OptionError
 from driftgen.features.resnet_layers import count_dead_stages
 from driftgen.features.resnet_mae import ResNetMAE
 from driftgen.features.stack import DecodeFirst, Encoder, FeatureStack
@@ -99,6 +99,8 @@ def build_generator(
         options["checkpoint_blocks"] = True
     try:
         network = build_model(entry, options, preset=config.preset, if_accepted=fixed)
+    except OptionError as error:
+        raise error.within("generator.options") from None
     except InputError as error:
         raise InputError(f"generator: {error}") from None
     except TypeError as error:
@@ -261,6 +263,8 @@ def build_mae(config: c.Masking, shape: tuple[int, int, int], classes: int | Non
         model = ResNetMAE(**options)
         with torch.no_grad():
             model.patches(torch.zeros(1, *shape))
+    except OptionError as error:
+        raise error.within("mae.options") from None
     except (InputError, TypeError) as error:
         raise InputError(f"mae: {error}") from None
     return model
