@@ -5,20 +5,19 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from driftgen import data, features, generators, tokenizers
-from driftgen.data.queue import SampleQueue
-from driftgen.drift import guidance
-from driftgen.drift.field import drift_field, mmd_field
-from driftgen.drift.loss import DriftingLoss, LossOutput
 from driftgen.errors import InputError
-from driftgen.interop.official import load_official
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
 
-    from driftgen import evaluation
+    from driftgen import data, evaluation, features, generators, tokenizers
+    from driftgen.data.queue import SampleQueue
+    from driftgen.drift import guidance
+    from driftgen.drift.field import drift_field, mmd_field
+    from driftgen.drift.loss import DriftingLoss, LossOutput
+    from driftgen.interop.official import load_official
     from driftgen.model_io import load_model, register_encoder, register_generator, save_model
     from driftgen.pipeline import DriftPipeline
     from driftgen.training.config import PretrainConfig, TrainConfig
@@ -49,15 +48,22 @@ __all__ = [
     "train",
 ]
 
-# Imported on first use: computing a loss needs none of them.
+# Imported on first use: importing torch takes seconds, and help texts need none of them.
 _LAZY = {
     "DriftPipeline": "driftgen.pipeline",
+    "DriftingLoss": "driftgen.drift.loss",
+    "LossOutput": "driftgen.drift.loss",
     "Run": "driftgen.training.run",
+    "SampleQueue": "driftgen.data.queue",
+    "drift_field": "driftgen.drift.field",
     "load_model": "driftgen.model_io",
+    "load_official": "driftgen.interop.official",
+    "mmd_field": "driftgen.drift.field",
     "register_encoder": "driftgen.model_io",
     "register_generator": "driftgen.model_io",
     "save_model": "driftgen.model_io",
 }
+_ROOMS = ("data", "features", "generators", "tokenizers")
 
 
 def train(
@@ -157,6 +163,10 @@ def __getattr__(name: str) -> Any:
         for module in ("density_coverage", "digits", "neighbors", "points", "precision_recall"):
             import_module(f"driftgen.evaluation.{module}")
         return import_module("driftgen.evaluation")
+    if name in _ROOMS:
+        return import_module(f"driftgen.{name}")
+    if name == "guidance":
+        return import_module("driftgen.drift.guidance")
     if name not in _LAZY:
         raise AttributeError(f"module 'driftgen' has no attribute {name!r}")
     return getattr(import_module(_LAZY[name]), name)

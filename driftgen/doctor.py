@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import platform
+import shlex
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 import driftgen
 
-__all__ = ["EXTRAS", "Extra", "Finding", "examine"]
+__all__ = ["EXTRAS", "Extra", "Finding", "examine", "install_command"]
 
 
 @dataclass(frozen=True)
@@ -23,14 +25,12 @@ class Extra:
     purpose: str
 
 
+# The extras that something in the package uses.
 EXTRAS = {
     "latent": Extra(("diffusers",), "tokenizers: SD-VAE and tiny autoencoders"),
     "encoders": Extra(("transformers",), "pretrained feature encoders"),
     "eval": Extra(("torchmetrics",), "FID, KID, Inception score"),
     "datasets": Extra(("datasets",), "Hugging Face datasets"),
-    "policy": Extra(("gymnasium", "gym_pusht", "zarr", "h5py"), "robot policies"),
-    "studio": Extra(("gradio",), "the web page"),
-    "onnx": Extra(("onnx", "onnxruntime"), "ONNX export"),
     "tracking": Extra(("tensorboard", "wandb"), "experiment tracking"),
     "dev": Extra(("pytest", "hypothesis", "mypy", "ruff"), "tests and checks"),
 }
@@ -59,13 +59,24 @@ def examine() -> list[Finding]:
     for name, extra in EXTRAS.items():
         missing = [m for m in extra.modules if not _installed(m)]
         if missing:
-            advice = f"to install: pip install -c constraints.txt -e '.[{name}]'"
+            advice = f"to install: {install_command(name)}"
             value = f"{extra.purpose}: {', '.join(missing)} not installed"
             findings.append(Finding(f"[{name}]", value, None, advice))
         else:
             versions = ", ".join(f"{m} {_version(m)}" for m in extra.modules)
             findings.append(Finding(f"[{name}]", f"{extra.purpose}: {versions}", True))
     return findings
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra: from the checkout if this is one, else by name."""
+    root = Path(__file__).resolve().parents[1]
+    constraints = root / "constraints.txt"
+    if not (root / "pyproject.toml").is_file() or not constraints.is_file():
+        return f"pip install 'driftgen[{extra}]'"
+    if root == Path.cwd():
+        return f"pip install -c constraints.txt -e '.[{extra}]'"
+    return f"pip install -c {shlex.quote(str(constraints))} -e {shlex.quote(f'{root}[{extra}]')}"
 
 
 def _accelerators() -> list[Finding]:

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import Any
 
-__all__ = ["InputError", "NotFiniteError", "unknown_name"]
+__all__ = ["InputError", "NotFiniteError", "OptionError", "unknown_name"]
 
 
 class InputError(ValueError):
     """Wrong input: one line with the argument, its value and what to do."""
+
+
+class OptionError(InputError):
+    """Options that do not fit together, and values of the others that do.
+
+    Attributes:
+        problem: the options and their values.
+        suggested: options to change, and the values that fit.
+    """
+
+    def __init__(self, problem: str, suggested: Mapping[str, Any], prefix: str = "") -> None:
+        self.problem, self.suggested = problem, dict(suggested)
+        changes = [f"{prefix}{name}={_compact(value)}" for name, value in suggested.items()]
+        super().__init__(f"{problem}: set {' and '.join(changes)}")
+
+    def within(self, section: str) -> OptionError:
+        """Return the error with full names of the options, for a section of a recipe."""
+        return OptionError(self.problem, self.suggested, f"{section}.")
+
+
+def _compact(value: Any) -> str:
+    """Return a value as one word of a command line."""
+    return f"[{','.join(map(str, value))}]" if isinstance(value, list | tuple) else str(value)
 
 
 class NotFiniteError(InputError):

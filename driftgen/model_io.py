@@ -8,7 +8,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -26,8 +26,16 @@ from driftgen.interop import hub
 from driftgen.interop.model_card import model_card
 from driftgen.interop.official import is_official, load_official, read_metadata, save_official
 from driftgen.interop.run_models import RUN_MODEL, choose_weights, find_run_model
-from driftgen.interop.saved_config import CONFIG, VERSION, SavedConfig, read_config
-from driftgen.support.atomic_write import atomic_write
+from driftgen.interop.saved_config import (
+    CARD,
+    CONFIG,
+    VERSION,
+    SavedConfig,
+    check_overwrite,
+    model_options,
+    read_config,
+)
+from driftgen.support.atomic_write import atomic_write, check_free
 from driftgen.support.meta_init import on_meta_device
 from driftgen.support.plugins import load_entry_points
 from driftgen.support.sharded_safetensors import read_weights, write_weights
@@ -51,7 +59,6 @@ __all__ = [
     "to_official",
 ]
 
-CARD = "README.md"
 Kind = Literal["generator", "encoder"]
 
 # --- the registry ---------------------------------------------------------------------------------------
@@ -228,16 +235,18 @@ def save_model(
     *,
     dtype: torch.dtype | None = None,
     max_shard_size: int | str = "5GB",
+    overwrite: bool = False,
     **facts: Any,
 ) -> Path:
     """Save a model of a registered class as a folder.
 
     Args:
         model: the model.
-        folder: created if missing. A model that it holds is replaced.
+        folder: created if missing.
         dtype: dtype of the saved weights; the model's own if None.
         max_shard_size: largest weight file, in bytes or as text such as ``"5GB"``. A larger model is split
             into shards with an index, in the format of transformers.
+        overwrite: replace a model that the folder holds; otherwise it is an error.
         facts: further entries of :class:`SavedConfig`.
     """
     name = registered_name(type(model))
@@ -250,13 +259,14 @@ def save_model(
     if dtype is not None and not dtype.is_floating_point:
         raise InputError(f"dtype={dtype}: choose a floating-point type, such as torch.bfloat16")
     config = SavedConfig(
-        format="driftgen", version=VERSION, architecture=name, options=_describe(model), **facts
+        format="driftgen", version=VERSION, architecture=name, options=model_options(model), **facts
     )
     try:
         text = json.dumps(config.model_dump(), indent=2)
     except TypeError as error:
         raise InputError(f"{name}: its options cannot be written to {CONFIG}: {error}") from None
     place = Path(folder)
+    check_overwrite(place, overwrite)
     place.mkdir(parents=True, exist_ok=True)
     tensors = {
         key: (value.to(dtype) if dtype is not None and value.is_floating_point() else value).contiguous()
@@ -305,18 +315,6 @@ def find_model(source: str, weights: str | None = None) -> Path:
             raise InputError(f"{source} does not exist: give a folder, owner/repository, or hf://name")
         folder = hub.fetch(source)
     return (find_run_model(folder) or folder) if weights is None else choose_weights(folder, weights)
-
-
-def _describe(model: nn.Module) -> dict[str, Any]:
-    """Return the options that build the model again, as far as the model tells them."""
-    options, config = getattr(model, "options", None), getattr(model, "config", None)
-    if callable(options):
-        return dict(options())
-    if "_driftgen_options" in vars(model):
-        return dict(vars(model)["_driftgen_options"])
-    if is_dataclass(config) and not isinstance(config, type):
-        return asdict(config)
-    return dict(config) if isinstance(config, Mapping) else {}
 
 
 def _by_saved_name(name: str) -> Architecture:
@@ -368,18 +366,24 @@ def load_weights(model: nn.Module, folder: Path, *, assign: bool = False) -> Non
 
 def from_official(source: str, out: Path) -> Path:
     """Convert an artifact (a folder, or ``hf://name``) to a saved model."""
-    folder = hub.fetch(source) if source.startswith("hf://") else Path(source)
+    folder = find_model(source) if Path(source).is_dir() else hub.fetch(source)
     if not is_official(folder):
+        if (folder / CONFIG).is_file():
+            raise InputError(f"{source} holds a driftgen model already; back: driftgen convert to-official")
         read_metadata(folder)  # raises: names the missing files
-    _check_free(out)
+    check_free(out)
     return save_model(load_official(folder), out, **_official_facts(folder, source))
 
 
-def to_official(source: Path, out: Path) -> Path:
-    """Convert a saved model to an artifact that the authors' code reads; inverse of :func:`from_official`."""
-    config = read_config(source)
-    _check_free(out)
-    return save_official(_load(source, config), out, config.official)
+def to_official(source: str | Path, out: Path) -> Path:
+    """Convert a saved model to an artifact that the authors' code reads; inverse of :func:`from_official`.
+
+    ``source`` is as in :func:`find_model`.
+    """
+    folder = find_model(str(source))
+    config = read_config(folder)
+    check_free(out)
+    return save_official(_load(folder, config), out, config.official)
 
 
 def _official_facts(folder: Path, source: str) -> dict[str, Any]:
@@ -391,8 +395,3 @@ def _official_facts(folder: Path, source: str) -> dict[str, Any]:
     facts: dict[str, Any] = {"source": record, "official": metadata}
     guidance = hub.RELEASED[name][1] if released else None
     return facts | ({} if guidance is None else {"guidance": guidance})
-
-
-def _check_free(out: Path) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} exists and is not an empty folder: choose another one")

@@ -18,6 +18,8 @@ from driftgen.errors import InputError, unknown_name
 from driftgen.generators.base import Generator, Noise
 from driftgen.generators.fp8 import check_fp8, has_fp8, use_fp8
 from driftgen.interop import hub
+from driftgen.interop.model_card import describe_generator
+from driftgen.interop.saved_config import TOKENIZER, check_overwrite
 from driftgen.model_io import load_any, save_model
 from driftgen.ops.compile import compile_parts, new_parameters
 from driftgen.ops.cuda_graphs import GraphedFunction, check_compiler, static_shapes
@@ -28,7 +30,6 @@ __all__ = ["DriftPipeline"]
 
 Output = Literal["pil", "tensor", "numpy", "latent"]
 OUTPUTS = ("pil", "tensor", "numpy", "latent")
-TOKENIZER = "tokenizer"  # the tokenizer's folder inside a model's folder
 
 
 class DriftPipeline:
@@ -89,6 +90,14 @@ class DriftPipeline:
                 f"the tokenizer decodes {tokenizer.latent_channels} channels, "
                 f"the generator produces {self.channels}"
             )
+
+    def __repr__(self) -> str:
+        latents = self._tokenizer is not None and not isinstance(self._tokenizer, Identity)
+        facts = describe_generator(
+            self.generator, self.num_classes, self.class_names, self._tokenizer if latents else None
+        )
+        dtype = str(next(self.generator.parameters()).dtype).removeprefix("torch.")
+        return f"DriftPipeline({', '.join([*facts, f'guidance {self.guidance:g}', str(self.device), dtype])})"
 
     @classmethod
     def from_pretrained(
@@ -286,14 +295,16 @@ class DriftPipeline:
         *,
         dtype: torch.dtype | None = None,
         max_shard_size: int | str = "5GB",
+        overwrite: bool = False,
     ) -> Path:
         """Save the model as config.json, model.safetensors and README.md, with the tokenizer if it has one.
 
-        ``dtype`` and ``max_shard_size`` are those of :func:`driftgen.save_model`.
+        The options are those of :func:`driftgen.save_model`.
         """
         if has_fp8(self.generator):
             raise InputError("a pipeline with fp8 cannot be saved: load the model without fp8 and save that")
         place = Path(folder)
+        check_overwrite(place, overwrite)
         tokenizer = None
         if self._tokenizer is not None:
             tokenizer = self._tokenizer.options()
@@ -305,6 +316,7 @@ class DriftPipeline:
             place,
             dtype=dtype,
             max_shard_size=max_shard_size,
+            overwrite=True,  # checked before the tokenizer was written
             guidance=self.guidance,
             official=self.official,
             **facts,

@@ -25,6 +25,11 @@ UNLIMITED = ("slow", "interpreter", "distributed", "cuda")
 STARTED = pytest.StashKey[float]()
 
 
+def pytest_configure():
+    # The package imports on first use, which the first test would have to pay for.
+    import driftgen.model_io  # noqa: F401
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     for item in items:

@@ -13,8 +13,8 @@ import driftgen as dg
 from driftgen.generators import DiT, UNet2D
 from driftgen.model_io import from_official, to_official
 from driftgen.support.images import contact_sheet, to_pil, to_uint8
-from driftgen.tokenizers import Identity
-from tests.support.autoencoders import kl_network
+from driftgen.tokenizers import Identity, TinyVAE
+from tests.support.autoencoders import kl_network, taesd_files
 from tests.support.pipelines import Own, lively, small
 
 ARTIFACTS = Path(__file__).parent / "data" / "artifacts"
@@ -321,3 +321,37 @@ def test_class_names_are_needed_to_use_them():
 def test_pictures_open(pipe, tmp_path):
     pipe("cat", seed=0)[0].save(tmp_path / "cat.png")
     assert Image.open(tmp_path / "cat.png").size == (8, 8)
+
+
+def test_repr_of_a_generator_of_images():
+    pipe = dg.DriftPipeline(small())
+    count = sum(p.numel() for p in pipe.generator.parameters())
+    assert repr(pipe) == (
+        f"DriftPipeline(DiT, {count:,} parameters, 8x8 pixels with 3 channels, 4 classes, guidance 1, cpu, "
+        "float32)"
+    )
+    assert "4 classes (cat, dog, owl, ox)" in repr(
+        dg.DriftPipeline(small(), class_names=["cat", "dog", "owl", "ox"])
+    )
+    assert repr(dg.DriftPipeline(small().bfloat16(), guidance=1.5)).endswith("guidance 1.5, cpu, bfloat16)")
+
+
+def test_repr_names_few_of_many_classes_and_no_missing_tokenizer():
+    sizes = {"input_size": 8, "hidden_size": 32, "depth": 1, "num_heads": 2, "num_classes": 9}
+    pipe = dg.DriftPipeline(DiT(in_channels=4, **sizes), class_names=[f"class-{i}" for i in range(9)])
+    assert "8x8 latents with 4 channels, 9 classes (class-0, class-1, class-2, ...)" in repr(pipe)
+    assert pipe._tokenizer is None  # nothing is downloaded
+
+
+def test_repr_of_latents_with_their_tokenizer(tmp_path):
+    tokenizer = TinyVAE(taesd_files(tmp_path))
+    channels, factor = tokenizer.latent_channels, tokenizer.factor
+    net = DiT(input_size=8, in_channels=channels, hidden_size=32, depth=1, num_heads=2, num_classes=1)
+    text = repr(dg.DriftPipeline(net, tokenizer))
+    assert f"8x8 latents with {channels} channels, decoded by TinyVAE to {8 * factor}x{8 * factor}" in text
+    assert ", 1 class, " in text
+
+
+def test_repr_of_a_users_network_says_what_is_known():
+    assert repr(dg.DriftPipeline(Own())) == "DriftPipeline(Own, 1 parameter, guidance 1, cpu, float32)"
+    assert "Own, 1 parameter, 2 classes (a, b), " in repr(dg.DriftPipeline(Own(), class_names=["a", "b"]))

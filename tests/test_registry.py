@@ -103,7 +103,7 @@ def test_shared_tensors_and_buffers_survive(tmp_path):
     entry = model_io.get_architecture("generator", "tied")
     network = model_io.build_model(entry, {"width": 2, "in_channels": 3}).bfloat16()
     for size in ("5GB", 4):
-        dg.save_model(network, tmp_path, max_shard_size=size)
+        dg.save_model(network, tmp_path, max_shard_size=size, overwrite=True)
         loaded = dg.load_model(tmp_path)
         assert loaded.again is loaded.scale
         assert loaded.scale.dtype == torch.bfloat16

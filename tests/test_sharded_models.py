@@ -36,7 +36,7 @@ def test_shards_hold_the_same_weights(pipe, size, tmp_path):
 
 def test_saving_again_leaves_no_stale_files(pipe, tmp_path):
     for size, files in (("20KB", None), ("40KB", None), ("5GB", ["model.safetensors"]), ("20KB", None)):
-        pipe.save_pretrained(tmp_path, max_shard_size=size)
+        pipe.save_pretrained(tmp_path, max_shard_size=size, overwrite=True)
         listed = files or sorted({*json.loads((tmp_path / INDEX).read_text())["weight_map"].values(), INDEX})
         assert weights(tmp_path) == listed
         assert sorted({path.name for path in tmp_path.iterdir()} - set(listed)) == [
@@ -50,14 +50,14 @@ def test_a_failed_save_leaves_the_old_model(pipe, tmp_path, monkeypatch):
     pipe.save_pretrained(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(dg.InputError, match="max_shard_size='large'"):
-        pipe.save_pretrained(tmp_path, max_shard_size="large")
+        pipe.save_pretrained(tmp_path, max_shard_size="large", overwrite=True)
 
     def full(*args, **options):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(OSError, match="No space left"):
-        pipe.save_pretrained(tmp_path, max_shard_size="20KB")
+        pipe.save_pretrained(tmp_path, max_shard_size="20KB", overwrite=True)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -67,7 +67,7 @@ def test_dtype_of_the_saved_weights(pipe, tmp_path):
     assert {v.dtype for v in load_file(tmp_path / "model.safetensors").values()} == {torch.bfloat16}
     assert dg.load_model(tmp_path).positions.dtype == torch.bfloat16
     with pytest.raises(dg.InputError, match=r"dtype=torch.int8: choose a floating-point type"):
-        pipe.save_pretrained(tmp_path, dtype=torch.int8)
+        pipe.save_pretrained(tmp_path, dtype=torch.int8, overwrite=True)
 
 
 def shard(folder, i=0):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from driftgen.cli.help_format import App
 from driftgen.cli.options import Device
 from driftgen.errors import InputError, unknown_name
 
@@ -32,7 +33,7 @@ Without = Annotated[
     typer.Option(help="Add a row with this op switched off: attention, adaln, loss, ...; repeatable."),
 ]
 
-bench = typer.Typer(help="Measure time and memory beside references of the same run.", no_args_is_help=True)
+bench = App(help="Measure time and memory beside references of the same run.", no_args_is_help=True)
 
 
 @bench.command()

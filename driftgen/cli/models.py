@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from driftgen.cli.options import Out
+from driftgen.cli.help_format import App
+from driftgen.cli.options import Device, Out
 
 __all__ = ["convert", "sample"]
 
@@ -41,7 +42,7 @@ def sample(
         str | None, typer.Option(help="SD-VAE that decodes latents: a folder or a hub name.")
     ] = None,
     latents: Annotated[bool, typer.Option("--latents", help="Write latents instead of images.")] = False,
-    device: Annotated[str, typer.Option(help="Device: cpu, cuda, cuda:1, mps.")] = "cpu",
+    device: Device = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or as saved.")] = "as saved",
     batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 32,
     compiled: Annotated[
@@ -54,13 +55,14 @@ def sample(
     """Sample images with one network call each: PNG files and a contact sheet, grid.png."""
     from driftgen.pipeline import DriftPipeline
     from driftgen.report.sample_folder import parse_labels, write_latents, write_samples
+    from driftgen.support.distributed import choose_device
     from driftgen.support.dtype_names import parse_dtype
     from driftgen.support.progress import track
 
     pipe = DriftPipeline.from_pretrained(
         model,
         weights=weights,
-        device=device,
+        device=choose_device(device),
         dtype=parse_dtype(dtype),
         tokenizer=tokenizer,
         batch_size=batch_size,
@@ -82,7 +84,7 @@ def sample(
     print(sheet)
 
 
-convert = typer.Typer(
+convert = App(
     help="Convert models and training states: the authors' artifacts, shards, compact states.",
     no_args_is_help=True,
 )
@@ -101,13 +103,13 @@ def official(
 
 @convert.command("to-official")
 def to_official(
-    folder: Annotated[Path, typer.Argument(help="Folder of a saved model.", show_default=False)],
+    model: Annotated[str, typer.Argument(help="Saved model, training run, or hub name.", show_default=False)],
     out: Target,
 ) -> None:
     """Convert a saved model to an artifact that the authors' code reads. Round trips are bit-exact."""
     from driftgen import model_io
 
-    print(model_io.to_official(folder, out))
+    print(model_io.to_official(model, out))
 
 
 @convert.command()

@@ -11,4 +11,4 @@ __all__ = ["Device", "Out", "Seed"]
 
 Out = Annotated[Path, typer.Option(help="Folder to write to.")]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
-Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default the best one available.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: the best one available.")]

@@ -11,13 +11,14 @@ import driftgen
 from driftgen.cli import models, runs, studies, toys
 from driftgen.cli.bench import bench
 from driftgen.cli.evaluate import evaluate
+from driftgen.cli.help_format import App
 from driftgen.cli.neighbors_command import neighbors
 from driftgen.cli.report_command import report
 from driftgen.errors import InputError
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
+app = App(
     help="Drifting Models: one-step generators that map noise to a sample in one network call.",
     context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 import driftgen
 from driftgen.cli.options import Device
@@ -135,15 +134,14 @@ def encode(
 
 def recipes() -> None:
     """List the packaged recipes."""
+    from driftgen.report.name_list import show_names
     from driftgen.training.recipes import recipe_names
 
-    console, listed = Console(), recipe_names()
-    width = max(len(recipe.name) for recipe in listed)
-    for task in ("train", "pretrain"):
-        console.print(f"[dim]driftgen {task}[/]")
-        for recipe in (r for r in listed if r.task == task):
-            line = f"  [bold]{escape(recipe.name):{width}}[/]  {escape(recipe.about)}"
-            console.print(line, no_wrap=True, overflow="ellipsis", crop=False)
+    sections = {
+        f"driftgen {task}": {r.name: r.about for r in recipe_names() if r.task == task}
+        for task in ("train", "pretrain")
+    }
+    show_names(sections, Console(highlight=False))
 
 
 def _start(

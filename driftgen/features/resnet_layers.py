@@ -13,13 +13,34 @@ from torch import Tensor, nn
 from driftgen.ops.frozen_conv import frozen_conv
 from driftgen.ops.group_norm import group_norm
 
-__all__ = ["Block", "Conv", "ConvNormReLU", "Decoder", "Encoder", "Norm", "Up", "norm_groups", "upsample"]
+__all__ = [
+    "Block",
+    "Conv",
+    "ConvNormReLU",
+    "Decoder",
+    "Encoder",
+    "Norm",
+    "Up",
+    "count_dead_stages",
+    "norm_groups",
+    "upsample",
+]
 
 
 def norm_groups(channels: int) -> int:
     """Number of normalization groups: the release's 32, or one per channel below 32 channels."""
     # The release fails if 32 does not divide the channels; we take the greatest common divisor.
     return channels if channels < 32 else math.gcd(32, channels)
+
+
+def count_dead_stages(base_channels: int, stages: int) -> int:
+    """Number of stages with one normalization group per channel.
+
+    Over the whole map, the mean and standard deviation of such a channel are the parameters of the norm,
+    whatever the image: ``layerN_mean`` and ``layerN_std`` of these stages are constant.
+    """
+    widths = [base_channels * 2**i for i in range(stages)]
+    return sum(norm_groups(width) == width for width in widths)
 
 
 class Norm(nn.GroupNorm):

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from driftgen.errors import InputError, unknown_name
+from driftgen.errors import InputError, OptionError, unknown_name
 from driftgen.features.pyramid import at_least_float32, feature_pyramid, patch_statistics
 from driftgen.features.resnet_layers import Block, ConvNormReLU, Decoder, Encoder, Norm, norm_groups
 from driftgen.ops.compile import compile_blocks
@@ -164,19 +164,20 @@ class ResNetMAE(nn.Module):
             raise InputError(f"x is {x.dtype}: convert it to floating point, scaled to about -1 ... 1")
         b, c, h, w = x.shape
         if h % p or w % p:
-            raise InputError(f"x is {h}x{w} pixels: patchify={p} must divide both")
+            problem = f"x is {h}x{w} pixels: patchify={p} must divide both"
+            raise OptionError(problem, self._fitting(h, w))
         least = 2 ** (len(self.blocks) - 1)
         if min(h, w) < least * p:
-            raise InputError(
-                f"x is {h}x{w} pixels: {len(self.blocks)} stages need at least {least * p}x{least * p}, "
-                "give blocks fewer entries or patchify a smaller value"
-            )
+            side = least * p
+            problem = f"x is {h}x{w} pixels: {len(self.blocks)} stages with patchify={p} need {side}x{side}"
+            raise OptionError(problem, self._fitting(h, w))
         groups = norm_groups(least * self.base_channels)
         if least * self.base_channels == groups and max(h, w) <= least * p:
-            raise InputError(
+            problem = (
                 f"x is {h}x{w} pixels: with base_channels={self.base_channels} every group of the last stage "
-                "would be a single number, raise base_channels or give blocks fewer entries"
+                "would be a single number"
             )
+            raise OptionError(problem, {"base_channels": 40})
         kind = x.device.type
         working = self.encoder.conv1.weight.dtype
         if kind != "meta" and torch.is_autocast_enabled(kind):
@@ -186,6 +187,13 @@ class ResNetMAE(nn.Module):
             return x
         x = x.reshape(b, c, h // p, p, w // p, p).permute(0, 3, 5, 1, 2, 4)
         return x.reshape(b, p * p * c, h // p, w // p)
+
+    def _fitting(self, height: int, width: int) -> dict[str, Any]:
+        """Return the options to change for images of this size, with the closest values that fit."""
+        p = max(n for n in range(1, self.patchify + 1) if math.gcd(height, width) % n == 0)
+        stages = min(len(self.blocks), (min(height, width) // p).bit_length())
+        fitting = {"patchify": p, "blocks": self.blocks[:stages]}
+        return {name: value for name, value in fitting.items() if value != getattr(self, name)}
 
     def encode(self, x: Tensor, *, every_k_block: int = 2) -> dict[str, Tensor]:
         """Return the feature maps f_i by name, each ``[B, C_i, H_i, W_i]`` (appendix "MAE Encoder").

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from driftgen.errors import InputError, unknown_name
+from driftgen.errors import InputError, OptionError, unknown_name
 from driftgen.generators.base import check_noise
 from driftgen.generators.conditioning import Conditioning, ImageGenerator, RMSNorm, float32_linear
+from driftgen.generators.option_checks import check_sizes, check_types
 from driftgen.ops.adaln import gated_norm, gated_residual, modulated_norm, residual_norm
 from driftgen.ops.attention import HeadNorm, attention
 from driftgen.ops.compile import compile_blocks
@@ -31,7 +32,27 @@ NORMS, QK_NORMS, MLPS = ("rms", "layer"), ("rms", "layer", "none"), ("swiglu", "
 
 @dataclass(frozen=True)
 class DiTConfig:
-    """Options of a :class:`DiT`. The defaults are the paper's B/2 for 32×32×4 latents."""
+    """Options of a :class:`DiT`. The defaults are the paper's B/2 for 32×32×4 latents.
+
+    Attributes:
+        input_size: side of the samples.
+        in_channels: channels of the samples.
+        patch_size: side of a patch, which becomes one token; divides input_size.
+        hidden_size: width of a token; a multiple of 4.
+        depth: number of blocks.
+        num_heads: attention heads; divides hidden_size into heads of even width.
+        mlp_ratio: width of the feed-forward layer, relative to hidden_size; SwiGLU has two thirds of it.
+        num_classes: number of classes.
+        context_tokens: in-context conditioning tokens, ahead of the image tokens.
+        style_codebooks: number of style codebooks; 0 for no style input.
+        style_entries: entries of each codebook.
+        norm: norm of blocks and final layer: rms, or layer without parameters.
+        qk_norm: norm of queries and keys: rms, layer with parameters, or none.
+        mlp: feed-forward layer: swiglu, gelu, or gelu_tanh with its tanh approximation.
+        rope: rotary position embedding of queries and keys.
+        condition_size: width of the condition vector; hidden_size if None.
+        attention_float32: attention in float32, whatever dtype the rest has.
+    """
 
     input_size: int = 32
     in_channels: int = 4
@@ -41,33 +62,46 @@ class DiTConfig:
     num_heads: int = 12
     mlp_ratio: float = 4.0
     num_classes: int = 1000
-    context_tokens: int = 16  # in-context conditioning tokens, ahead of the image tokens
+    context_tokens: int = 16
     style_codebooks: int = 32
     style_entries: int = 64
-    norm: str = "rms"  # of blocks and final layer: "rms", or "layer" without parameters
-    qk_norm: str = "rms"  # of queries and keys: "rms", "layer" with parameters, or "none"
-    mlp: str = "swiglu"  # "swiglu", "gelu" or "gelu_tanh", its tanh approximation
+    norm: str = "rms"
+    qk_norm: str = "rms"
+    mlp: str = "swiglu"
     rope: bool = True
-    condition_size: int | None = None  # width of the condition vector; None: hidden_size
-    attention_float32: bool = False  # attention in float32, whatever dtype the rest has
+    condition_size: int | None = None
+    attention_float32: bool = False
 
     def __post_init__(self) -> None:
-        sizes = {k: v for k, v in asdict(self).items() if isinstance(v, int) and not isinstance(v, bool)}
-        for name, value in sizes.items():
-            least = 0 if name in ("context_tokens", "style_codebooks") else 1
-            if value < least:
-                raise InputError(f"{name}={value} is too small: it must be at least {least}")
+        check_types(self)
+        check_sizes(self, {"context_tokens": 0, "style_codebooks": 0})
         for name, known in (("norm", NORMS), ("qk_norm", QK_NORMS), ("mlp", MLPS)):
             if getattr(self, name) not in known:
                 raise unknown_name(name, getattr(self, name), known)
+        if int(self.hidden_size * self.mlp_ratio) < 1:
+            raise InputError(f"mlp_ratio={self.mlp_ratio} is too small: the paper has 4")
+        problems = []
         if self.input_size % self.patch_size:
-            raise InputError(f"patch_size={self.patch_size} does not divide input_size={self.input_size}")
-        if self.hidden_size % self.num_heads or (self.hidden_size // self.num_heads) % 2:
-            raise InputError(
+            problems.append(f"patch_size={self.patch_size} does not divide input_size={self.input_size}")
+        if self.hidden_size % 4:
+            problems.append(f"hidden_size={self.hidden_size} must be a multiple of 4")
+        if self.hidden_size % (2 * self.num_heads):
+            problems.append(
                 f"num_heads={self.num_heads} must divide hidden_size={self.hidden_size} into even heads"
             )
-        if self.hidden_size % 4:
-            raise InputError(f"hidden_size={self.hidden_size} must be a multiple of 4")
+        if problems:
+            raise OptionError("; ".join(problems), self._fitting())
+
+    def _fitting(self) -> dict[str, Any]:
+        """Return the options to change, with the values closest to the given ones that fit together."""
+        hidden = math.ceil(self.hidden_size / 4) * 4
+        heads = [n for n in range(1, hidden // 2 + 1) if hidden % (2 * n) == 0]
+        fitting = {
+            "patch_size": max(n for n in range(1, self.patch_size + 1) if self.input_size % n == 0),
+            "hidden_size": hidden,
+            "num_heads": min(heads, key=lambda n: abs(n - self.num_heads)),
+        }
+        return {name: value for name, value in fitting.items() if value != getattr(self, name)}
 
     @property
     def tokens(self) -> int:

@@ -3,37 +3,47 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from driftgen.errors import InputError, unknown_name
+from driftgen.errors import unknown_name
 from driftgen.generators.base import check_noise
 from driftgen.generators.conditioning import Conditioning, ImageGenerator, RMSNorm, float32_linear
+from driftgen.generators.option_checks import check_sizes, check_types
 
 __all__ = ["ImageMLP", "ImageMLPConfig"]
 
 
 @dataclass(frozen=True)
 class ImageMLPConfig:
-    """Options of an :class:`ImageMLP`. The defaults are for gray images of 8×8 pixels."""
+    """Options of an :class:`ImageMLP`. The defaults are for gray images of 8×8 pixels.
+
+    Attributes:
+        input_size: side of the samples.
+        in_channels: channels of the samples.
+        hidden_size: width of the hidden layers.
+        depth: number of hidden layers.
+        condition_size: width of the condition vector.
+        num_classes: number of classes.
+        style_codebooks: number of style codebooks; 0 for no style input.
+        style_entries: entries of each codebook.
+    """
 
     input_size: int = 8
     in_channels: int = 1
     hidden_size: int = 256
-    depth: int = 3  # hidden layers
+    depth: int = 3
     condition_size: int = 32
     num_classes: int = 10
     style_codebooks: int = 0
     style_entries: int = 64
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            least = 0 if name == "style_codebooks" else 1
-            if value < least:
-                raise InputError(f"{name}={value} is too small: it must be at least {least}")
+        check_types(self)
+        check_sizes(self, {"style_codebooks": 0})
 
     @property
     def pixels(self) -> int:

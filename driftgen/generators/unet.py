@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from driftgen.errors import InputError, unknown_name
+from driftgen.errors import InputError, OptionError, unknown_name
 from driftgen.generators.base import check_noise
 from driftgen.generators.conditioning import Conditioning, ImageGenerator, RMSNorm, float32_linear
+from driftgen.generators.option_checks import check_sizes, check_types
 from driftgen.ops.compile import compile_blocks
 from driftgen.ops.modulated_group_norm import modulated_group_norm
 from driftgen.ops.norms import EPSILON
@@ -23,14 +24,29 @@ __all__ = ["UNet2D", "UNet2DConfig"]
 
 @dataclass(frozen=True)
 class UNet2DConfig:
-    """Options of a :class:`UNet2D`, finest level first. The defaults are for 32×32×3 images."""
+    """Options of a :class:`UNet2D`, finest level first. The defaults are for 32×32×3 images.
+
+    Attributes:
+        input_size: side of the samples.
+        in_channels: channels of the samples.
+        patch_size: side of the patches that are channels of the finest level, as in a DiT.
+        widths: channels per level. Each level after the first halves the resolution.
+        blocks: residual blocks per level, in the encoder and in the decoder; as many numbers as widths.
+        attention_levels: levels with self-attention; 0 is the finest.
+        head_size: channels of an attention head; divides the widths of the levels with attention.
+        groups: groups of each normalization; divides every width.
+        condition_size: width of the condition vector.
+        num_classes: number of classes.
+        style_codebooks: number of style codebooks; 0 for no style input.
+        style_entries: entries of each codebook.
+    """
 
     input_size: int = 32
     in_channels: int = 3
-    patch_size: int = 1  # side of the patches that are channels of the finest level, as in a DiT
-    widths: tuple[int, ...] = (48, 96, 192, 448)  # channels per level; each level halves the resolution
-    blocks: tuple[int, ...] = (1, 1, 1, 2)  # residual blocks per level, in the encoder and in the decoder
-    attention_levels: tuple[int, ...] = (2,)  # levels with self-attention; 0 is the finest
+    patch_size: int = 1
+    widths: tuple[int, ...] = (48, 96, 192, 448)
+    blocks: tuple[int, ...] = (1, 1, 1, 2)
+    attention_levels: tuple[int, ...] = (2,)
     head_size: int = 64
     groups: int = 16
     condition_size: int = 256
@@ -39,30 +55,79 @@ class UNet2DConfig:
     style_entries: int = 64
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name in ("widths", "blocks", "attention_levels"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON has lists
-        for name, value in asdict(self).items():
-            least = 0 if name in ("style_codebooks", "attention_levels") else 1
-            if min(value if isinstance(value, tuple) else (value,), default=least) < least:
-                raise InputError(f"{name}={value} is too small: it must be at least {least}")
-        levels, halves = len(self.widths), 2 ** (len(self.widths) - 1)
-        factor = self.patch_size * halves
-        if not levels or len(self.blocks) != levels:
-            raise InputError(f"blocks={self.blocks} must hold one number for each of widths={self.widths}")
-        if self.input_size % factor:
-            patches = f" in patches of {self.patch_size}" if self.patch_size > 1 else ""
-            raise InputError(
-                f"input_size={self.input_size}{patches} cannot be halved {levels - 1} times: pad the images "
-                f"to {math.ceil(self.input_size / factor) * factor} or use fewer widths"
+        check_sizes(self, {"style_codebooks": 0, "attention_levels": 0})
+        if not self.widths:
+            raise InputError("widths is empty: give at least one level, such as [64, 128, 256]")
+        problems = self._problems()
+        if problems:
+            raise OptionError("; ".join(problems), self._fitting())
+
+    def _problems(self) -> list[str]:
+        """Return one line for each pair of options that do not fit together."""
+        levels, problems, patch = len(self.widths), [], self.patch_size
+        if self.input_size % patch:
+            problems.append(f"input_size={self.input_size} is no multiple of patch_size={patch}")
+        elif self.input_size % (patch * 2 ** (levels - 1)):
+            padded = _padded(self.input_size // patch, levels) * patch
+            patches = f" in patches of {patch}" if patch > 1 else ""
+            problems.append(
+                f"widths has {levels} levels, but input_size={self.input_size}{patches} can be halved "
+                f"{_halvings(self.input_size // patch)} times (pad the images to {padded}, or use fewer levels)"
+            )
+        if len(self.blocks) != levels:
+            problems.append(f"widths has {levels} levels, blocks has {len(self.blocks)}")
+        inside = [level for level in self.attention_levels if level < levels]
+        if len(inside) < len(self.attention_levels):
+            problems.append(
+                f"widths has levels 0 to {levels - 1}, attention_levels has {max(self.attention_levels)}"
             )
         for width in self.widths:
             if width % self.groups:
-                raise InputError(f"groups={self.groups} must divide each of widths={self.widths}")
-        for level in self.attention_levels:
-            if level >= levels:
-                raise InputError(f"attention_levels={self.attention_levels} must lie in 0 to {levels - 1}")
+                problems.append(f"widths has {width}, which groups={self.groups} does not divide")
+                break
+        for level in inside:
             if self.widths[level] % self.head_size:
-                raise InputError(f"head_size={self.head_size} must divide the width {self.widths[level]}")
+                problems.append(
+                    f"widths has {self.widths[level]} at attention level {level}, which "
+                    f"head_size={self.head_size} does not divide"
+                )
+                break
+        return problems
+
+    def _fitting(self) -> dict[str, Any]:
+        """Return the options to change, with the values closest to the given ones that fit together."""
+        patch = math.gcd(self.patch_size, self.input_size)
+        levels = min(len(self.widths), _halvings(self.input_size // patch) + 1)
+        widths = self.widths[:levels]
+        # The coarsest levels have most blocks: drop the finest ones, or repeat the first.
+        blocks = self.blocks[-levels:] or (1,)
+        blocks = (blocks[0],) * (levels - len(blocks)) + blocks
+        attention = tuple(level for level in self.attention_levels if level < levels)
+        if self.attention_levels and not attention:
+            attention = (levels - 1,)
+        fitting = {
+            "patch_size": patch,
+            "widths": widths,
+            "blocks": blocks,
+            "attention_levels": attention,
+            "groups": math.gcd(self.groups, *widths),
+            "head_size": math.gcd(self.head_size, *(widths[level] for level in attention)),
+        }
+        return {name: value for name, value in fitting.items() if value != getattr(self, name)}
+
+
+def _padded(size: int, levels: int) -> int:
+    """Return the next size that has this many levels."""
+    unit = 1 << (levels - 1)
+    return math.ceil(size / unit) * unit
+
+
+def _halvings(size: int) -> int:
+    """Number of times that a size can be halved."""
+    return (size & -size).bit_length() - 1
 
 
 # Levels with many pixels are narrow: they take most of the time and hold few of the parameters.

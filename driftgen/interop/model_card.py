@@ -1,13 +1,17 @@
-"""The model card: the ``README.md`` of a saved model."""
+"""Descriptions of models: the model card (``README.md`` of a saved model), and one line."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from torch import nn
 
 import driftgen
 
-__all__ = ["model_card"]
+__all__ = ["describe_generator", "model_card"]
+
+SHOWN_CLASSES = 3  # of more than one too many
 
 _GENERATOR = """import driftgen as dg
 
@@ -16,7 +20,12 @@ images = pipe(labels=[0], guidance={guidance:g}, seed=0)  # one network call per
 _ENCODER = """import driftgen as dg
 
 encoder = dg.load_model("this/folder")
-features = encoder.features(images)"""
+features = encoder.features(images)  # images [B, C, H, W] in [-1, 1]"""
+# What a model is, and its tag on the Hub.
+_KINDS = {
+    "generator": ("A one-step generator", "one-step-generation"),
+    "encoder": ("An encoder", "feature-extraction"),
+}
 
 
 def model_card(
@@ -28,6 +37,7 @@ def model_card(
     guidance: float,
 ) -> str:
     """Return the text of the card, with the metadata block that the Hugging Face Hub reads."""
+    what, tag = _KINDS[kind]
     usage = _GENERATOR.format(guidance=guidance) if kind == "generator" else _ENCODER
     rows = "\n".join(f"| {key} | {value} |" for key, value in options.items())
     origin = "".join(f"- {key}: {value}\n" for key, value in source.items()) or "- not recorded\n"
@@ -35,11 +45,11 @@ def model_card(
 library_name: driftgen
 tags:
 - drifting-models
-- one-step-generation
+- {tag}
 ---
-# {architecture}, {parameters / 1e6:.1f}M parameters
+# {architecture}, {_count(parameters)}
 
-{kind.capitalize()} for [Drifting Models](https://lambertae.github.io/projects/drifting), saved by driftgen
+{what} for [Drifting Models](https://lambertae.github.io/projects/drifting), saved by driftgen
 {driftgen.__version__}.
 
 ```python
@@ -53,3 +63,41 @@ Origin of the weights:
 |---|---|
 {rows}
 """
+
+
+def describe_generator(
+    generator: nn.Module,
+    num_classes: int | None = None,
+    class_names: Sequence[str] | None = None,
+    tokenizer: Any = None,
+) -> list[str]:
+    """Return what is known of a generator: class, parameters, samples, classes.
+
+    ``tokenizer`` decodes its latents; None for images, or for latents without a tokenizer.
+    """
+    count = sum(p.numel() for p in generator.parameters())
+    facts = [type(generator).__name__, _plural(count, "parameter")]
+    config = getattr(generator, "config", None)
+    side, channels = getattr(config, "input_size", None), getattr(config, "in_channels", None)
+    if side is not None and channels is not None:
+        latents = tokenizer is not None or channels not in (1, 3)
+        kind = "latents" if latents else "pixels"
+        facts.append(f"{side}x{side} {kind} with {_plural(channels, 'channel')}")
+    if tokenizer is not None:
+        decoded = "" if side is None else f" to {side * tokenizer.factor}x{side * tokenizer.factor} pixels"
+        facts[-1] += f", decoded by {type(tokenizer).__name__}{decoded}"
+    if num_classes is not None:
+        facts.append(f"{num_classes} class{'' if num_classes == 1 else 'es'}")
+        if class_names:
+            more = len(class_names) > SHOWN_CLASSES + 1
+            shown = [*class_names[:SHOWN_CLASSES], "..."] if more else class_names
+            facts[-1] += f" ({', '.join(shown)})"
+    return facts
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e6:.1f}M parameters" if parameters >= 10**6 else _plural(parameters, "parameter")
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")

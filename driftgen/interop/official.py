@@ -72,6 +72,11 @@ def save_official(model: nn.Module, folder: str | Path, metadata: Mapping[str, A
         kind, options, names = "gen", official_dit_options(model.config), official_dit_names(model.config)
     elif isinstance(model, ResNetMAE):
         kind, options = "mae", official_mae_options(model)
+        if model.decoder is not None and model.classifier is None:
+            raise InputError(
+                "the model has no classifier, and the authors' format needs a classifier beside the decoder: "
+                "pretrain with mae.finetune_steps above 0"
+            )
         names = official_mae_names(options, encoder_only=model.decoder is None)
     elif isinstance(model, Backbone):
         options = model.options()

@@ -1,21 +1,33 @@
-"""``config.json`` of a saved model."""
+"""``config.json`` of a saved model, and the files beside it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import nn
 
 import driftgen
 from driftgen.errors import InputError
 from driftgen.support.sharded_safetensors import WEIGHTS
 
-__all__ = ["CONFIG", "VERSION", "SavedConfig", "read_config"]
+__all__ = [
+    "CARD",
+    "CONFIG",
+    "TOKENIZER",
+    "VERSION",
+    "SavedConfig",
+    "check_overwrite",
+    "model_options",
+    "read_config",
+]
 
-CONFIG = "config.json"
+CONFIG, CARD = "config.json", "README.md"
+TOKENIZER = "tokenizer"  # the tokenizer's folder inside a model's folder
 VERSION = 1
 
 
@@ -70,6 +82,29 @@ def read_config(folder: Path) -> SavedConfig:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise InputError(f"{path}: {where}: {first['msg']}") from None
+
+
+def check_overwrite(folder: Path, overwrite: bool) -> None:
+    """Raise if saving a model into the folder would replace a file, unless ``overwrite``."""
+    if overwrite or not folder.is_dir():
+        return
+    names = {path.name for path in folder.iterdir()}
+    weights = sorted(name for name in names if name.startswith("model") and ".safetensors" in name)
+    taken = [name for name in (CONFIG, *weights, CARD, TOKENIZER) if name in names]
+    if taken:
+        raise InputError(f"{folder} holds {taken[0]} already: choose another folder, or pass overwrite=True")
+
+
+def model_options(model: nn.Module) -> dict[str, Any]:
+    """Return the options that build the model again, as far as the model tells them."""
+    options, config = getattr(model, "options", None), getattr(model, "config", None)
+    if callable(options):
+        return dict(options())
+    if "_driftgen_options" in vars(model):
+        return dict(vars(model)["_driftgen_options"])
+    if is_dataclass(config) and not isinstance(config, type):
+        return asdict(config)
+    return dict(config) if isinstance(config, Mapping) else {}
 
 
 def _foreign(record: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from driftgen.report.figures import draw_comparison, draw_evolution, write_animation
 from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.provenance import provenance
-from driftgen.training.toy_study import Evolution, ToyConfig
+from driftgen.training.toy_study import EVALUATED, Evolution, ToyConfig, show_energy_distance
 
 __all__ = ["evolution_title", "metric_rows", "study_table", "write_evolution", "write_study"]
 
@@ -41,12 +41,15 @@ def write_evolution(evolution: Evolution, out: Path, command: str) -> list[Path]
 def metric_rows(metrics: dict[str, Any]) -> dict[str, str]:
     """Format the metrics of a toy run for display."""
     rows = {
-        "energy distance to fresh data, start": f"{metrics['energy_distance_at_start']:.4f}",
-        "energy distance to fresh data, end": f"{metrics['energy_distance']:.4f}",
-        "energy distance between fresh data": f"{metrics['energy_distance_of_data_to_itself']:.4f}",
-        "mean squared drift, start": f"{metrics['drift_at_start']:.1e}",
-        "mean squared drift, end": f"{metrics['drift_at_end']:.1e}",
-        "mean squared drift, start / end": f"{metrics['drift_ratio']:.3g}",
+        "energy distance to fresh data, start": show_energy_distance(metrics["energy_distance_at_start"]),
+        "energy distance to fresh data, end": show_energy_distance(metrics["energy_distance"]),
+        "energy distance between fresh data": show_energy_distance(
+            metrics["energy_distance_of_data_to_itself"]
+        ),
+        "mean squared drift, first step": f"{metrics['drift_of_first_step']:.3g}",
+        "mean squared drift, last step": f"{metrics['drift_of_last_step']:.3g}",
+        f"drift against {2 * EVALUATED:,} data points": f"{metrics['drift_at_start']:.3g} to "
+        f"{metrics['drift_at_end']:.3g}",
     }
     if "mode_shares" in metrics:
         rows["share of the smallest mode (ideal: 1)"] = f"{metrics['least_mode_share']:.2f}"
@@ -81,6 +84,8 @@ def study_table(runs: dict[str, Evolution]) -> str:
         lines.append(f"| {name} | {plus}{minus} | {m['energy_distance']:.4f} | {m['spread']:.2f} |")
     reference = next(iter(runs.values())).metrics["energy_distance_of_data_to_itself"]
     lines += ["", f"Energy distance between two fresh sets of data: {reference:.4f}."]
+    if min(reference, *(run.metrics["energy_distance"] for run in runs.values())) < 0:
+        lines[-1] += " These are unbiased estimates: one below 0 means that no difference is found."
     return "\n".join(lines) + "\n"
 
 

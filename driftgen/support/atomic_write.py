@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from driftgen.errors import InputError
 
-__all__ = ["PARTIAL", "REPLACED", "atomic_folder", "atomic_write", "make_folder"]
+__all__ = ["PARTIAL", "REPLACED", "atomic_folder", "atomic_write", "check_free", "honor_umask", "make_folder"]
 
 # Endings of folders that are being written, and of folders that are being replaced.
 PARTIAL, REPLACED = ".partial", ".replaced"
@@ -20,11 +21,13 @@ PARTIAL, REPLACED = ".partial", ".replaced"
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path that replaces ``path`` on success and is deleted on failure.
 
-    An interrupted write leaves the old file or the new one, never a partial file.
+    An interrupted write leaves the old file or the new one, never a partial file. Its mode is that of the
+    umask, see :func:`honor_umask`.
     """
     scratch = path.with_name(f"{path.stem}.partial{path.suffix}")
     try:
         yield scratch
+        honor_umask(scratch)
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
@@ -60,6 +63,23 @@ def _restore(path: Path, replaced: Path) -> None:
             replaced.replace(path)
 
 
+def honor_umask(path: Path) -> None:
+    """Give a private file (mode 0600) the mode that the umask gives to new files; keep any other mode.
+
+    Libraries that write through a temporary file, such as safetensors, leave private files behind.
+    """
+    if stat.S_IMODE(path.stat().st_mode) != 0o600:
+        return
+    # Python can only read the umask by changing it, which other threads would notice: create a file instead.
+    probe = path.with_name(f"{path.name}.mode")
+    probe.unlink(missing_ok=True)
+    try:
+        probe.touch()
+        path.chmod(stat.S_IMODE(probe.stat().st_mode))
+    finally:
+        probe.unlink(missing_ok=True)
+
+
 def make_folder(path: Path) -> Path:
     """Create the folder if needed, check that it is writable, and return it."""
     try:
@@ -71,3 +91,9 @@ def make_folder(path: Path) -> Path:
     if not os.access(path, os.W_OK):
         raise InputError(f"cannot write to {path}: no permission; choose another folder with --out")
     return path
+
+
+def check_free(folder: Path) -> None:
+    """Raise unless the folder does not exist yet or is empty."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} exists and is not an empty folder: choose another one")

@@ -11,7 +11,18 @@ import torch.distributed as dist
 
 from driftgen.errors import InputError
 
-__all__ = ["Distributed"]
+__all__ = ["Distributed", "choose_device"]
+
+
+def choose_device(name: str | None = None) -> torch.device:
+    """Return the device of this name; by default a GPU if there is one, else the CPU."""
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise InputError(f"device={name}: {str(error).splitlines()[0]}") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"device={name}: torch finds no NVIDIA GPU here, see driftgen doctor")
+    return device
 
 
 @dataclass(frozen=True)
@@ -33,12 +44,7 @@ class Distributed:
     @classmethod
     def start(cls, device: str | None = None) -> Distributed:
         """Join the process group (NCCL on GPUs, gloo on CPUs); ``device`` defaults to a GPU if any."""
-        try:
-            chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-            if chosen.type == "cuda" and not torch.cuda.is_available():
-                raise InputError(f"device={device}: torch finds no NVIDIA GPU here, see driftgen doctor")
-        except RuntimeError as error:
-            raise InputError(f"device={device}: {str(error).splitlines()[0]}") from None
+        chosen = choose_device(device)
         world = int(os.environ.get("WORLD_SIZE", "1"))
         if world == 1:
             return cls(0, 1, chosen, None)

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from driftgen.errors import InputError
+from driftgen.support.atomic_write import honor_umask
 
 __all__ = ["INDEX", "WEIGHTS", "read_weights", "write_weights"]
 
@@ -42,6 +43,7 @@ def write_weights(folder: Path, tensors: Mapping[str, Tensor], max_shard_size: i
         new = sorted(path.name for path in scratch.iterdir() if path.name != INDEX)
         sharded = (scratch / INDEX).is_file()
         for file in [*new, INDEX] if sharded else new:
+            honor_umask(scratch / file)
             (scratch / file).replace(folder / file)
     if not sharded:
         (folder / INDEX).unlink(missing_ok=True)

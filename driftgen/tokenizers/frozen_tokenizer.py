@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from driftgen.errors import InputError
+from driftgen.support.atomic_write import honor_umask
 
 __all__ = ["DTYPES", "FrozenTokenizer"]
 
@@ -87,6 +88,8 @@ class FrozenTokenizer(nn.Module):
         # By default diffusers would store the local path that the weights were loaded from.
         self.network.register_to_config(_name_or_path=self.source or "")
         self.network.save_pretrained(folder, safe_serialization=True)
+        for path in Path(folder).iterdir():
+            honor_umask(path)
 
     def train(self, mode: bool = True) -> Self:
         """Stay in evaluation mode."""

@@ -195,7 +195,8 @@ class AblationStudy:
         data.close()
         torch.manual_seed(derive_seed(config.seed))
         network = build_mae(config.mae, data.shape, len(data.class_names))
-        save_model(network, folder / RUN_MODEL, source={"recipe": f"{name}, untrained"})
+        source = {"recipe": f"{name}, untrained"}
+        save_model(network, folder / RUN_MODEL, overwrite=True, source=source)
         _write_json(folder / RECORD, {"seconds": 0.0})
 
     def _finish(self, job: Job, outcome: Outcome) -> None:

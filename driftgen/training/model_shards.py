@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from driftgen.errors import InputError
 from driftgen.generators.base import Generator
 from driftgen.model_io import load_any, save_model
 from driftgen.pipeline import DriftPipeline
+from driftgen.support.atomic_write import check_free
 from driftgen.support.sizes import parse_size
 
 __all__ = ["save_shards"]
@@ -31,8 +31,7 @@ def save_shards(
         max_shard_size: largest weight file, in bytes or as text.
     """
     parse_size(max_shard_size, "max_shard_size")  # before anything is loaded
-    if Path(out).exists() and any(Path(out).iterdir()):
-        raise InputError(f"{out} exists and is not an empty folder: choose another one")
+    check_free(Path(out))
     model, _, facts = load_any(source)
     if isinstance(model, Generator):
         pipe = DriftPipeline.from_pretrained(source)

@@ -20,7 +20,16 @@ from driftgen.errors import InputError, unknown_name
 from driftgen.evaluation.points import energy_distance, mode_shares
 from driftgen.generators import MLP
 
-__all__ = ["ANTISYMMETRY", "INITS", "Evolution", "ToyConfig", "antisymmetry_study", "evolve"]
+__all__ = [
+    "ANTISYMMETRY",
+    "EVALUATED",
+    "INITS",
+    "Evolution",
+    "ToyConfig",
+    "antisymmetry_study",
+    "evolve",
+    "show_energy_distance",
+]
 
 INITS = ("between", "far", "collapsed")
 OnStep = Callable[[int, float], None]
@@ -117,6 +126,10 @@ def evolve(
             evolution.drift.append(run.step())
             on_step(step + 1, evolution.drift[-1])
     evolution.metrics = _metrics(toy, rng, initial, run.evaluate(), config)
+    evolution.metrics |= {
+        "drift_of_first_step": evolution.drift[0],
+        "drift_of_last_step": evolution.drift[-1],
+    }
     evolution.metrics["seconds"] = round(time.perf_counter() - start, 2)
     return evolution
 
@@ -221,8 +234,8 @@ def _metrics(
     metrics: dict[str, Any] = {
         "distribution": toy.name,
         "config": asdict(config),
-        "evaluator": f"unbiased energy distance to {EVALUATED} fresh points; "
-        f"drift by {2 * EVALUATED} fresh points",
+        "evaluator": f"unbiased energy distance to {EVALUATED} fresh points, below 0 for no difference; "
+        f"drift at start and end by {2 * EVALUATED} fresh points, drift of a step by config.positives points",
         "energy_distance": energy_distance(x, fresh),
         "energy_distance_at_start": energy_distance(first[0], fresh),
         "energy_distance_of_data_to_itself": energy_distance(again, fresh),
@@ -235,6 +248,11 @@ def _metrics(
         metrics["mode_shares"] = mode_shares(x, toy.modes)
         metrics["least_mode_share"] = min(metrics["mode_shares"])
     return metrics
+
+
+def show_energy_distance(value: float) -> str:
+    """Format an unbiased estimate: one below 0 is shown as 0, beside the estimate."""
+    return f"{value:.4f}" if value >= 0 else f"0.0000 (unbiased estimate {value:.4f})"
 
 
 def _log_spaced(steps: int, count: int) -> set[int]:

@@ -92,32 +92,6 @@ def test_help_and_version():
     assert re.fullmatch(r"driftgen \d+\.\d+\.\d+\n", run("--version").stdout)
 
 
-def test_doctor_names_every_extra_and_how_to_get_it():
-    from driftgen.doctor import EXTRAS
-
-    done = run("doctor", env={"COLUMNS": "100", "PATH": ""})
-    assert done.returncode == 0, done.stderr
-    for name in EXTRAS:
-        assert f"[{name}]" in done.stdout
-    assert "torch" in done.stdout
-    assert ".[" in done.stdout  # advice for what is missing
-
-
-def test_doctor_is_not_fooled_by_a_folder(tmp_path):
-    (tmp_path / "gradio").mkdir()
-    done = run("doctor", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "gradio not installed" in done.stdout
-
-
-def test_extras_in_doctor_are_those_of_the_package():
-    from importlib.metadata import metadata
-
-    from driftgen.doctor import EXTRAS
-
-    assert set(metadata("driftgen").get_all("Provides-Extra")) == set(EXTRAS)
-
-
 def test_interrupt(tmp_path):
     out = tmp_path / "out"
     words = ["toy", "bimodal", "--generator", "--steps", "100000", "--out", str(out)]

@@ -370,7 +370,7 @@ X = torch.zeros(2, 3, 8, 8)
         (lambda: small().features(torch.zeros(2, 4, 8, 8)), "x has shape"),
         (lambda: small().features(X.byte()), "x is torch.uint8"),
         (lambda: small(patchify=3).features(X), "x is 8x8 pixels: patchify=3"),
-        (lambda: small(blocks=(1,) * 5).features(X), "x is 8x8 pixels: 5 stages need at least 16x16"),
+        (lambda: small(blocks=(1,) * 5).features(X), "x is 8x8 pixels: 5 stages with patchify=1 need 16x16"),
         (
             lambda: small(blocks=(1,) * 4, base_channels=4).features(X),
             "x is 8x8 pixels: with base_channels=4",

@@ -219,14 +219,14 @@ def test_compiles_whole_with_a_dynamic_batch():
     [
         (
             {"input_size": 7},
-            "input_size=7 cannot be halved 1 times: pad the images to 8 or use fewer",
+            "input_size=7 can be halved 0 times (pad the images to 8, or use fewer levels)",
         ),
-        ({"widths": (32, 64, 64)}, "blocks=(1, 2) must hold one number for each of widths=(32, 64, 64)"),
-        ({"widths": (), "blocks": ()}, "must hold one number"),
+        ({"widths": (32, 64, 64)}, "widths has 3 levels, blocks has 2"),
+        ({"widths": (), "blocks": ()}, "widths is empty"),
         ({"blocks": (1, 0)}, "blocks=(1, 0) is too small"),
-        ({"groups": 5}, "groups=5 must divide each of widths=(32, 64)"),
-        ({"attention_levels": (2,)}, "attention_levels=(2,) must lie in 0 to 1"),
-        ({"head_size": 24}, "head_size=24 must divide the width 64"),
+        ({"groups": 5}, "groups=5 does not divide"),
+        ({"attention_levels": (2,)}, "widths has levels 0 to 1, attention_levels has 2"),
+        ({"head_size": 24}, "widths has 64 at attention level 1, which head_size=24 does not divide"),
     ],
 )
 def test_wrong_options(options, message):

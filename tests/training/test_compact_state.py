@@ -296,7 +296,7 @@ def test_the_commands(tmp_path, here, trained):
 
 @pytest.mark.slow
 def test_pretraining_resumes_from_a_state(tmp_path):
-    changes = ["batch_size=4", "mae.options={base_channels: 8, blocks: [1, 1]}", "output.samples_every=100"]
+    changes = ["batch_size=4", "mae.options={base_channels: 40, blocks: [1, 1]}", "output.samples_every=100"]
     recipe = load_recipe("mae-digits", [*changes, "optim.steps=2"], "pretrain")
     dg.pretrain(recipe, tmp_path / "a", device="cpu")
     write_state(tmp_path / "a", tmp_path / "s")

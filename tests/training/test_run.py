@@ -241,7 +241,7 @@ def pretrained(tmp_path):
         data=some_digits(),
         optim={"steps": 2, "warmup": 1},
         batch_size=4,
-        mae={"options": {"base_channels": 8, "blocks": [1, 1]}, "finetune_steps": 0},
+        mae={"options": {"base_channels": 33, "blocks": [1]}, "finetune_steps": 0},
     )
 
 

@@ -1,0 +1,75 @@
+"""The model card of every architecture."""
+
+from contextlib import suppress
+
+import pytest
+import torch
+
+import driftgen as dg
+from driftgen.features import Backbone, ResNetMAE
+from driftgen.generators import DiT, ImageMLP, UNet2D
+from tests.support.pipelines import Own
+
+with suppress(ImportError):
+    from transformers import ConvNextV2Model  # noqa: F401, its import takes longer than a test may
+
+NETWORKS = {
+    "DiT": lambda: DiT(input_size=8, hidden_size=32, depth=1, num_heads=2),
+    "UNet2D": lambda: UNet2D(input_size=8, widths=(16, 32), blocks=(1, 1), attention_levels=()),
+    "ImageMLP": ImageMLP,
+    "ResNetMAE": lambda: ResNetMAE(1, 40, (1,)),
+    "ConvNeXtV2": lambda: Backbone.from_convnext((1, 1), (8, 16)),
+    "own_net": Own,
+}
+ENCODERS = ("ResNetMAE", "ConvNeXtV2")
+
+
+@pytest.fixture(params=NETWORKS)
+def card(request, tmp_path):
+    name = request.param
+    if name == "ConvNeXtV2":
+        pytest.importorskip("transformers")
+    if name == "own_net":
+        dg.register_generator(name, Own)
+    folder = dg.save_model(NETWORKS[name](), tmp_path, source={"recipe": "folder", "step": 100})
+    return name, (folder / "README.md").read_text()
+
+
+def test_a_card_says_what_the_model_is(card):
+    name, text = card
+    sentence = next(line for line in text.splitlines() if "Drifting Models" in line)
+    kind = "An encoder" if name in ENCODERS else "A one-step generator"
+    assert sentence.startswith(f"{kind} for [Drifting Models](https://")
+    assert text.count("\n# ") == 1
+    assert f"\n# {name}, " in text
+
+
+def test_tags_of_the_hub(card):
+    name, text = card
+    _, head, _ = text.split("---\n", 2)
+    assert "library_name: driftgen\n" in head
+    assert ("- feature-extraction\n" in head) == (name in ENCODERS)
+    assert ("- one-step-generation\n" in head) == (name not in ENCODERS)
+
+
+def test_no_count_is_rounded_to_nothing(card):
+    assert ", 0.0M parameters" not in card[1]
+
+
+def test_counts(tmp_path):
+    def heading(network):
+        text = (dg.save_model(network, tmp_path, overwrite=True) / "README.md").read_text()
+        return next(line for line in text.splitlines() if line.startswith("# "))
+
+    dg.register_generator("one", Own)
+    assert heading(Own()) == "# one, 1 parameter"
+    assert heading(DiT(input_size=8, hidden_size=256, depth=2, num_heads=4)).endswith("M parameters")
+
+
+def test_the_code_of_a_card_runs(card, tmp_path):
+    name, text = card
+    code = text.split("```python\n")[1].split("```")[0].replace("this/folder", str(tmp_path))
+    if name == "DiT":  # latents, whose tokenizer is not here
+        code = code.replace("seed=0", "seed=0, output='latent'")
+    channels = 3 if name == "ConvNeXtV2" else 1
+    exec(compile(code, name, "exec"), {"images": torch.zeros(2, channels, 32, 32)})
