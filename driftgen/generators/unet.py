@@ -71,11 +71,12 @@ class UNet2DConfig:
         if self.input_size % patch:
             problems.append(f"input_size={self.input_size} is no multiple of patch_size={patch}")
         elif self.input_size % (patch * 2 ** (levels - 1)):
-            padded = _padded(self.input_size // patch, levels) * patch
+            side = self.input_size // patch
             patches = f" in patches of {patch}" if patch > 1 else ""
             problems.append(
                 f"widths has {levels} levels, but input_size={self.input_size}{patches} can be halved "
-                f"{_halvings(self.input_size // patch)} times (pad the images to {padded}, or use fewer levels)"
+                f"{_halvings(side)} times (pad the images to {_padded(side, levels) * patch}, or use fewer "
+                "levels)"
             )
         if len(self.blocks) != levels:
             problems.append(f"widths has {levels} levels, blocks has {len(self.blocks)}")

@@ -46,11 +46,12 @@ def metric_rows(metrics: dict[str, Any]) -> dict[str, str]:
         "energy distance between fresh data": show_energy_distance(
             metrics["energy_distance_of_data_to_itself"]
         ),
-        "mean squared drift, first step": f"{metrics['drift_of_first_step']:.3g}",
-        "mean squared drift, last step": f"{metrics['drift_of_last_step']:.3g}",
-        f"drift against {2 * EVALUATED:,} data points": f"{metrics['drift_at_start']:.3g} to "
-        f"{metrics['drift_at_end']:.3g}",
     }
+    if "drift_of_first_step" in metrics:  # not in files of older versions
+        rows["mean squared drift, first step"] = f"{metrics['drift_of_first_step']:.3g}"
+        rows["mean squared drift, last step"] = f"{metrics['drift_of_last_step']:.3g}"
+    start, end = metrics["drift_at_start"], metrics["drift_at_end"]
+    rows[f"drift against {2 * EVALUATED:,} data points"] = f"{start:.3g} to {end:.3g}"
     if "mode_shares" in metrics:
         rows["share of the smallest mode (ideal: 1)"] = f"{metrics['least_mode_share']:.2f}"
     rows["seconds"] = f"{metrics['seconds']:.1f}"

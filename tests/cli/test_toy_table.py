@@ -5,8 +5,7 @@ import re
 import pytest
 
 from driftgen.data.toy import get_toy
-from driftgen.demo import metric_rows
-from driftgen.report.toy_files import study_table
+from driftgen.report.toy_files import metric_rows, study_table
 from driftgen.training.toy_study import ToyConfig, evolve, show_energy_distance
 
 

@@ -80,7 +80,7 @@ def test_patches():
     assert samples.shape == (3, 3, 16, 16)
     channels = dg.generators.Noise(F.pixel_unshuffle(noise.gaussian, 2), noise.style)
     torch.testing.assert_close(F.pixel_unshuffle(samples, 2), plain(channels, LABELS), rtol=0, atol=0)
-    with pytest.raises(dg.errors.InputError, match=r"in patches of 2 cannot be halved 1 times.* to 8"):
+    with pytest.raises(dg.errors.InputError, match=r"in patches of 2 can be halved 0 times .* to 8"):
         tiny(patch_size=2, input_size=6)
 
 
