@@ -26,6 +26,9 @@ RunFolder = Annotated[
 Override = Annotated[
     bool, typer.Option("--override", help="Resume a run although its configuration differs.")
 ]
+Options = Annotated[
+    bool, typer.Option("--options", help="List the options of the recipe's networks and exit.")
+]
 Show = Annotated[bool, typer.Option("--show", help="Print the resolved configuration and exit.")]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Run two steps, print time, memory and disk, and write nothing.")
@@ -51,12 +54,16 @@ def train(
     override: Override = False,
     show: Show = False,
     dry_run: DryRun = False,
+    options: Options = False,
     device: Device = None,
 ) -> None:
     """Train a one-step generator, or resume the run in the folder.
 
     Several GPUs: torchrun --nproc-per-node 8 -m driftgen train RECIPE
     """
+    if options:
+        _show_options("train", recipe, changes or [])
+        return
     start = [] if init is None else [f"init={init}"]
     _start("train", recipe, [*(changes or []), *start], out, state, override, show, dry_run, device)
 
@@ -69,9 +76,13 @@ def pretrain(
     override: Override = False,
     show: Show = False,
     dry_run: DryRun = False,
+    options: Options = False,
     device: Device = None,
 ) -> None:
     """Train an encoder (a masked autoencoder) for the loss of a generator."""
+    if options:
+        _show_options("pretrain", recipe, changes or [])
+        return
     _start("pretrain", recipe, changes, out, state, override, show, dry_run, device)
 
 
@@ -142,6 +153,14 @@ def recipes() -> None:
         for task in ("train", "pretrain")
     }
     show_names(sections, Console(highlight=False))
+
+
+def _show_options(task: Literal["train", "pretrain"], recipe: str, changes: list[str]) -> None:
+    from driftgen.report.name_list import show_options
+    from driftgen.training.recipe_options import recipe_options
+    from driftgen.training.recipes import load_recipe
+
+    show_options(recipe_options(load_recipe(recipe, changes, task)), Console(highlight=False))
 
 
 def _start(

@@ -218,10 +218,17 @@ class Backbone(nn.Module):
     ) -> dict[str, Tensor]:
         """Return φ_j(x), each ``[B, V, D]`` (appendix "Multi-scale Features for Drifting Loss").
 
-        Applies :func:`feature_pyramid` to the maps of :meth:`encode` with the given switches. ConvNeXt-V2 has
-        no vectors per location of its first stage. With ``mean_std`` it adds ``global_mean``, LayerNorm(mean
-        of the last map before its normalization), and ``global_std``. ``patch_sizes=None`` follows the
-        release: no patches for ConvNeXt-V2, otherwise (2, 4).
+        Applies :func:`feature_pyramid` to the maps of :meth:`encode`. ConvNeXt-V2 has no vectors per location
+        of its first stage. With ``mean_std`` it adds ``global_mean``, LayerNorm(mean of the last map before
+        its normalization), and ``global_std``.
+
+        Args:
+            x: images.
+            every_k_block: include the output of every k-th block of a ResNet's stage; 0 for none.
+            vectors: include one vector per location of each map.
+            mean_std: include the mean and standard deviation over each whole map.
+            patch_sizes: sides of the patches for further means and standard deviations. None follows the
+                release: no patches for ConvNeXt-V2, otherwise (2, 4).
         """
         if patch_sizes is None:
             patch_sizes = () if self.kind == CONVNEXT else (2, 4)

@@ -217,8 +217,15 @@ class ResNetMAE(nn.Module):
     ) -> dict[str, Tensor]:
         """Return φ_j(x), each ``[B, V, D]``, under the release's names (appendix "Multi-scale Features ...").
 
-        ``norm_x`` is √(mean x² + 1e-6) of each channel of the patchified input. All other features are
-        :func:`feature_pyramid` of the maps of :meth:`encode`; the remaining arguments are its switches.
+        Features are :func:`feature_pyramid` of the maps of :meth:`encode`, and ``norm_x``.
+
+        Args:
+            x: images.
+            every_k_block: include the output of every k-th block of a stage; 0 for none.
+            vectors: include one vector per location of each map.
+            mean_std: include the mean and standard deviation over each whole map.
+            patch_sizes: sides of the patches for further means and standard deviations.
+            norm_x: include √(mean x² + 1e-6) of each channel of the patchified input.
         """
         _check_every(every_k_block)
         patches = self.patches(x)

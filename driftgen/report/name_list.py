@@ -1,14 +1,16 @@
-"""Names with their descriptions, wrapped to the width of the terminal."""
+"""Names with their descriptions, and options of networks, wrapped to the width of the terminal."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.text import Text
 
-__all__ = ["show_names"]
+from driftgen.training.recipe_options import OptionSection
+
+__all__ = ["show_names", "show_options"]
 
 LEAST = 20  # narrowest column of descriptions; below it a description follows its name on lines of its own
 
@@ -29,3 +31,20 @@ def show_names(sections: Mapping[str, Mapping[str, str]], console: Console) -> N
             )
             for line in lines:
                 console.print(Text(" " * indent + line))
+
+
+def show_options(sections: Sequence[OptionSection], console: Console) -> None:
+    """Print the options of each network: name, type and default, then the meaning."""
+    for section in sections:
+        console.print(Text(section.key, "bold").append(f"  {section.about}", "dim not bold"))
+        for option in section.options:
+            head = textwrap.wrap(f"{option.name} ({option.type}): {option.default}", console.width - 6)
+            meaning = option.meaning[:1].upper() + option.meaning[1:]
+            for i, line in enumerate(head):
+                console.print(Text("  " if i == 0 else "      ").append(line, "cyan"))
+            for line in textwrap.wrap(meaning, console.width - 6, break_on_hyphens=False):
+                console.print(Text("      " + line))
+    if sections:
+        key, option = sections[0].key, sections[0].options[0]
+        example = next((o for o in sections[0].options if o.default != "from the data"), option)
+        console.print(Text(f"To change one: --set {key}.{example.name}=VALUE", "dim"))
