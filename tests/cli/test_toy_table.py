@@ -9,6 +9,7 @@ from driftgen.report.toy_files import metric_rows, study_table
 from driftgen.training.toy_study import ToyConfig, evolve, show_energy_distance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["--points", pytest.param("--generator", marks=pytest.mark.slow)])
 def test_the_bar_and_the_table_show_the_same_drift(kind, tmp_path, here, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
