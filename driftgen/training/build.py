@@ -243,7 +243,8 @@ def _is_missing_run(path: str) -> bool:
     place = Path(path).expanduser()
     if path.startswith("hf://") or place.exists():
         return False
-    return place.is_absolute() or place.parts[0] in (".", "..", "runs") or Path(place.parts[0]).is_dir()
+    local = place.is_absolute() or path.startswith(("./", "../", "runs/"))
+    return local or Path(place.parts[0]).is_dir()
 
 
 def _build_encoder(config: c.Encoder, where: str) -> nn.Module:

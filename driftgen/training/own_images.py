@@ -99,12 +99,12 @@ def plan(
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         choice = choose_size(place, lambda s: _measure(s, overrides, place, data))
     chosen = {SIZE: choice.value, REASON: choice.reason}
-    changes = [*size_overrides(name, choice.value), *overrides]
-    config = load_recipe(name, changes, task)
+    sized = size_overrides(name, choice.value)
+    config = load_recipe(name, [*sized, *overrides], task)
     least = _smallest_class(config, data)
     own = any(override.startswith("data.augment") for override in overrides)
     if least is not None and least < few_images_limit() and few_images(name) and not own:
-        config = load_recipe(name, [*few_images(name), *changes], task)
+        config = load_recipe(name, [*sized, *few_images(name), *overrides], task)
         chosen[AUGMENTATION] = (
             f"{least} images in the smallest class: flips, small rotations, zooms and shifts are on, because "
             "a generator can memorize so few"

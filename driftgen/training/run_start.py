@@ -112,7 +112,7 @@ def planned_phases(config: TrainConfig | PretrainConfig, folder: Path, device: s
 
 
 def _recorded_encoder(config: TrainConfig, folder: Path) -> TrainConfig | None:
-    """Return the configuration with the encoder that was chosen for the run in ``folder``, if there is one."""
+    """Return the configuration with the encoder that the run in ``folder`` started with, if any."""
     if not (folder / CONFIG).is_file():
         return None
     recorded = load_recipe(folder / CONFIG)
