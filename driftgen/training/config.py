@@ -38,7 +38,7 @@ AUTO = "auto"  # kind of an encoder that is chosen when the run starts, see drif
 class Generator(Section):
     """The generator f: a registered class, and options on top of a preset."""
 
-    kind: str = "dit"  # dit, unet, mlp, or a name of driftgen.register_generator
+    kind: str = "dit"  # dit, unet, mlp, decoder, or a name of driftgen.register_generator
     preset: str | None = None
     options: dict[str, Any] = Field(default_factory=dict)
 
