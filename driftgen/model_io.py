@@ -19,6 +19,7 @@ from torch import nn
 from driftgen.errors import InputError
 from driftgen.features.backbones import Backbone
 from driftgen.features.resnet_mae import ResNetMAE
+from driftgen.generators.conv_decoder import ConvDecoder
 from driftgen.generators.dit import DiT
 from driftgen.generators.image_mlp import ImageMLP
 from driftgen.generators.unet import UNet2D
@@ -95,6 +96,7 @@ _REGISTRY: dict[str, Architecture] = {
         Architecture("generator", "dit", DiT, "DiT", DiT),
         Architecture("generator", "unet", UNet2D, "UNet2D", UNet2D),
         Architecture("generator", "mlp", ImageMLP, "ImageMLP", ImageMLP),
+        Architecture("generator", "decoder", ConvDecoder, "ConvDecoder", ConvDecoder),
         Architecture("encoder", "mae", ResNetMAE, "ResNetMAE", ResNetMAE),
         Architecture("encoder", "convnext", Backbone, "ConvNeXtV2", Backbone.from_convnext),
         Architecture("encoder", "backbone", Backbone, None, Backbone, path="argument"),

@@ -115,7 +115,7 @@ def test_built_in_names_in_recipes_and_files():
     names = {entry.name: entry.saved_as for entry in model_io._REGISTRY.values()}
     assert names == {
         **{"dit": "DiT", "unet": "UNet2D", "mlp": "ImageMLP", "mae": "ResNetMAE", "convnext": "ConvNeXtV2"},
-        **{"backbone": None, "resnet50": None},
+        **{"decoder": "ConvDecoder", "backbone": None, "resnet50": None},
     }
 
 

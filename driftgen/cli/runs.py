@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,7 +16,11 @@ from driftgen.cli.options import Device
 __all__ = ["encode", "pretrain", "recipes", "train"]
 
 Recipe = Annotated[
-    str, typer.Argument(help="Recipe: a name from driftgen recipes, or a .yaml file.", show_default=False)
+    str,
+    typer.Argument(
+        help="Recipe: a name from driftgen recipes, a .yaml file, or your folder of images.",
+        show_default=False,
+    ),
 ]
 Changes = Annotated[
     list[str] | None, typer.Option("--set", help="Change one value: optim.lr=2e-4. Repeatable.")
@@ -29,6 +34,11 @@ Override = Annotated[
 Options = Annotated[
     bool, typer.Option("--options", help="List the options of the recipe's networks and exit.")
 ]
+Size = Annotated[
+    Literal["auto", "tiny", "small", "base"] | None,
+    typer.Option(help="Size of folder and mae-folder; auto fits the machine.", show_default="auto"),
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Pretrain an encoder first if there is none, do not ask.")]
 Show = Annotated[bool, typer.Option("--show", help="Print the resolved configuration and exit.")]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Run two steps, print time, memory and disk, and write nothing.")
@@ -51,6 +61,8 @@ def train(
     out: RunFolder = None,
     init: Init = None,
     state: State = None,
+    size: Size = None,
+    yes: Yes = False,
     override: Override = False,
     show: Show = False,
     dry_run: DryRun = False,
@@ -59,13 +71,17 @@ def train(
 ) -> None:
     """Train a one-step generator, or resume the run in the folder.
 
+    Your own images: driftgen train PHOTOS, a folder with one folder per class.
+
     Several GPUs: torchrun --nproc-per-node 8 -m driftgen train RECIPE
     """
     if options:
         _show_options("train", recipe, changes or [])
         return
     start = [] if init is None else [f"init={init}"]
-    _start("train", recipe, [*(changes or []), *start], out, state, override, show, dry_run, device)
+    permission = {"pretrain": yes or (typer.confirm if sys.stdin.isatty() else False)}
+    settings = {"state": state, "override": override, "device": device, **permission}
+    _start("train", recipe, [*(changes or []), *start], out, size, show, dry_run, settings)
 
 
 def pretrain(
@@ -73,6 +89,7 @@ def pretrain(
     changes: Changes = None,
     out: RunFolder = None,
     state: State = None,
+    size: Size = None,
     override: Override = False,
     show: Show = False,
     dry_run: DryRun = False,
@@ -83,7 +100,8 @@ def pretrain(
     if options:
         _show_options("pretrain", recipe, changes or [])
         return
-    _start("pretrain", recipe, changes, out, state, override, show, dry_run, device)
+    settings = {"state": state, "override": override, "device": device}
+    _start("pretrain", recipe, changes or [], out, size, show, dry_run, settings)
 
 
 def encode(
@@ -165,28 +183,29 @@ def _show_options(task: Literal["train", "pretrain"], recipe: str, changes: list
 
 def _start(
     task: Literal["train", "pretrain"],
-    recipe: str,
-    changes: list[str] | None,
+    argument: str,
+    changes: list[str],
     out: Path | None,
-    state: Path | None,
-    override: bool,
+    size: str | None,
     show: bool,
     dry_run: bool,
-    device: str | None,
+    options: dict[str, Any],
 ) -> None:
-    from driftgen.training.recipes import load_recipe, to_yaml
+    from driftgen.training.own_images import name_recipe, plan
+    from driftgen.training.recipes import to_yaml
 
-    config: Any = load_recipe(recipe, changes or [], task)
+    recipe, implied, name = name_recipe(argument, task)
+    folder = out or Path("runs") / name
+    planned = {"size": size, "folder": folder, "device": options["device"]}
+    config: Any = plan(task, recipe, [*implied, *changes], **planned)
     if show:
         print(to_yaml(config), end="")
         return
-    name = Path(recipe).stem
-    start = driftgen.train if task == "train" else driftgen.pretrain
-    folder = out or Path("runs") / name
     if dry_run:
-        _dry_run(config, folder, override, device)
+        _dry_run(config, folder, options["override"], options["device"])
         return
-    run = start(config, folder, name=name, state=state, override=override, device=device)
+    start: Any = driftgen.train if task == "train" else driftgen.pretrain
+    run = start(config, folder, name=name, **options)
     if not run.complete:
         raise typer.Exit(130)
     if os.environ.get("RANK", "0") == "0":
@@ -196,10 +215,13 @@ def _start(
 def _dry_run(config: Any, folder: Path, override: bool, device: str | None) -> None:
     from driftgen.report.terminal import LiveView, facts_text
     from driftgen.training.dry_run import dry_run
+    from driftgen.training.run_start import planned_phases
 
     quiet = os.environ.get("RANK", "0") != "0"
-    console = Console(stderr=True, highlight=False, quiet=quiet)
-    with LiveView(f"dry run of {folder}", 2, console=console) as view:
-        rows = dry_run(config, folder, view=view, device=device, override=override)
-    console = Console(highlight=False, quiet=quiet)
-    console.print(facts_text(rows, console.width), soft_wrap=True)
+    for phase in planned_phases(config, folder, device):
+        console = Console(stderr=True, highlight=False, quiet=quiet)
+        with LiveView(f"dry run of {phase.folder}", 2, console=console) as view:
+            options: dict[str, Any] = {"view": view, "device": device, "override": override}
+            rows = dry_run(phase.config, phase.folder, **options, parts=phase.parts)
+        console = Console(highlight=False, quiet=quiet)
+        console.print(facts_text(rows, console.width), soft_wrap=True)

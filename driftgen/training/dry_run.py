@@ -26,8 +26,7 @@ from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.config import Output, PretrainConfig, TrainConfig
 from driftgen.training.loop import Loop
 from driftgen.training.pretrain import Pretraining
-from driftgen.training.run import recorded_init
-from driftgen.training.run_folder import CHECKPOINTS, check_run
+from driftgen.training.run_folder import CHECKPOINTS, check_run, recorded_init
 from driftgen.training.step_clock import show_duration, show_speed
 from driftgen.training.summary import Summary
 from driftgen.training.task import View

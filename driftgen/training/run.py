@@ -8,11 +8,11 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from pydantic import BaseModel
 from torch import Tensor, nn
 
@@ -33,14 +33,20 @@ from driftgen.support.distributed import Distributed
 from driftgen.support.provenance import provenance
 from driftgen.support.rng import derive_generator
 from driftgen.training.build import NO_PARTS, Parts, build_features, make_tokenizer
-from driftgen.training.checkpoint import Checkpoints
-from driftgen.training.compact_state import place_state
-from driftgen.training.config import MODULE, PretrainConfig, TrainConfig
+from driftgen.training.config import AUTO, MODULE, PretrainConfig, TrainConfig
 from driftgen.training.metrics_file import read_metrics
+from driftgen.training.own_images import name_recipe, notes, plan
 from driftgen.training.pretrain import pretrain
 from driftgen.training.recipes import load_recipe, to_yaml
 from driftgen.training.run_evaluation import open_without_augmentation
-from driftgen.training.run_folder import CHECKPOINTS, CONFIG, METRICS, check_run
+from driftgen.training.run_folder import CONFIG, METRICS, recorded_init
+from driftgen.training.run_start import (
+    NO_PERMISSION,
+    Permission,
+    fresh_folder,
+    place_compact_state,
+    with_encoder,
+)
 from driftgen.training.task import View
 from driftgen.training.trainer import train
 
@@ -225,6 +231,8 @@ def start_run(
     state: str | Path | None = None,
     device: str | torch.device | None = None,
     override: bool = False,
+    size: str | None = None,
+    permission: Permission = NO_PERMISSION,
     changes: Mapping[str, Any] | None = None,
 ) -> Run:
     """Train, or resume, a run in this process; ``torchrun`` starts several. See :func:`driftgen.train`.
@@ -233,33 +241,59 @@ def start_run(
     this one, so the caller passes them.
     """
     given = {"data": data, "generator": generator, "encoders": encoders, "init": init}
-    config, parts = resolve(
-        task, recipe, {**(changes or {}), **{k: v for k, v in given.items() if v is not None}}
-    )
-    name = name or (task if isinstance(recipe, BaseModel) else Path(recipe).stem)
-    processes = Distributed.start(None if device is None else str(device))
+    values = {**(changes or {}), **{k: v for k, v in given.items() if v is not None}}
+    implied: tuple[str, ...] = ()
+    if isinstance(recipe, BaseModel):
+        name = name or task
+    else:
+        recipe, implied, own_name = name_recipe(recipe, task)
+        name = name or own_name
+    place = None if device is None else str(device)
+    options: dict[str, Any] = {"size": size, "folder": None if out is None else Path(out), "device": place}
+    config, parts = resolve(task, recipe, values, implied, **options)
+    processes = Distributed.start(place)
     try:
-        folder = Path(out) if out is not None else _fresh_folder(name, processes)
-        temperatures = config.loss.temperatures if isinstance(config, TrainConfig) else ()
-        from rich.console import Console
+        folder = Path(out) if out is not None else fresh_folder(name, processes)
 
-        console = Console(stderr=True, highlight=False, quiet=not processes.is_main)
-        with view(str(folder), config.optim.steps, temperatures, console=console) as shown:
-            options: dict[str, Any] = {"name": name, "override": override, "report": report, "parts": parts}
-            if state is not None:
-                _place_state(state, folder, config, override, processes, shown)
-            if isinstance(config, TrainConfig):
-                config = recorded_init(config, folder, shown)
-                complete = train(config, folder, processes, shown, **options)
-            else:
-                complete = pretrain(config, folder, processes, shown, **options)
+        def run(config: Config, folder: Path, name: str, state: str | Path | None = None) -> bool:
+            temperatures = config.loss.temperatures if isinstance(config, TrainConfig) else ()
+            shared: dict[str, Any] = {"name": name, "override": override, "report": report, "parts": parts}
+            from rich.console import Console
+
+            console = Console(stderr=True, highlight=False, quiet=not processes.is_main)
+            with view(str(folder), config.optim.steps, temperatures, console=console) as shown:
+                for line in notes(config):
+                    shown.info(line)
+                if state is not None:
+                    place_compact_state(state, folder, config, override, processes, shown)
+                if isinstance(config, TrainConfig):
+                    return train(recorded_init(config, folder, shown), folder, processes, shown, **shared)
+                return pretrain(config, folder, processes, shown, **shared)
+
+        if isinstance(config, TrainConfig):
+            run_first = partial(run, name="mae-folder")
+            chosen = with_encoder(config, folder, processes, parts, permission, run_first)
+            if isinstance(chosen, Path):
+                return Run(chosen, parts, False, report)
+            config = chosen
+        complete = run(config, folder, name, state)
     finally:
         processes.close()
     return Run(folder, parts, complete, report)
 
 
-def resolve(task: Task, recipe: str | Path | Config, changes: Mapping[str, Any]) -> tuple[Config, Parts]:
-    """Return the configuration of a recipe with its changes, and the parts that were passed from Python."""
+def resolve(
+    task: Task,
+    recipe: str | Path | Config,
+    changes: Mapping[str, Any],
+    implied: Sequence[str] = (),
+    **options: Any,
+) -> tuple[Config, Parts]:
+    """Return the configuration of a recipe with its changes, and the parts that were passed from Python.
+
+    ``implied`` are changes that come before those of the user, ``options`` those of
+    :func:`driftgen.training.own_images.plan`.
+    """
     values, data, networks = dict(changes), None, {}
     if not isinstance(values.get("data", {}), Mapping) or is_dataset_dict(values.get("data")):
         data = values.pop("data")
@@ -281,8 +315,8 @@ def resolve(task: Task, recipe: str | Path | Config, changes: Mapping[str, Any])
     if values.get("init") is not None:
         values["init"] = str(values["init"])
     model: type[BaseModel] = TrainConfig if task == "train" else PretrainConfig
-    overrides = [f"{key}={_yaml(key, value)}" for key, value in _flatten(model, values)]
-    config = _load(recipe, overrides, task)
+    overrides = [*implied, *(f"{key}={_yaml(key, value)}" for key, value in _flatten(model, values))]
+    config = _load(recipe, overrides, task, **options)
     if "data.path" in values and config.data.kind in ("digits", "memory"):
         config = config.model_copy(update={"data": config.data.model_copy(update={"kind": "images"})})
     opened = None
@@ -291,15 +325,19 @@ def resolve(task: Task, recipe: str | Path | Config, changes: Mapping[str, Any])
         if not any(key == "data.size" for key, _ in _flatten(model, values)):
             section = section.model_copy(update={"size": None})  # arrays have a size of their own
         opened, section = open_memory(data, section, config.data.size)
-        config = config.model_copy(update={"data": section})
+        planned = _load(recipe, overrides, task, **options, data=opened)  # few images: more augmentation
+        if planned.data.augment != section.augment:
+            section = section.model_copy(update={"augment": planned.data.augment})
+            opened, section = open_memory(data, section, config.data.size)
+        config = config.model_copy(update={"data": section, "chosen": planned.chosen})
     if "generator" in networks:
         _register_own(networks["generator"])
     return config, Parts(opened, networks.get("generator"), tuple(modules))
 
 
-def _load(recipe: str | Path | Config, overrides: Sequence[str], task: Task) -> Config:
+def _load(recipe: str | Path | Config, overrides: Sequence[str], task: Task, **options: Any) -> Config:
     if not isinstance(recipe, BaseModel):
-        return load_recipe(recipe, overrides, task)
+        return plan(task, recipe, overrides, **options)
     if recipe.task != task:
         raise InputError(f"recipe is a configuration for {recipe.task}: pass it to driftgen.{recipe.task}")
     with tempfile.TemporaryDirectory() as folder:
@@ -333,6 +371,8 @@ def _encoder_entry(entry: Any, modules: list[nn.Module]) -> dict[str, Any]:
     """Return the recipe's entry for one encoder; append the encoder to ``modules`` if it is a network."""
     if isinstance(entry, Mapping):
         return dict(entry)
+    if entry == AUTO:
+        return {"kind": AUTO}
     if isinstance(entry, str | Path):
         return {"kind": "mae", "path": str(entry)}
     encoder, switches = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, {})
@@ -355,40 +395,3 @@ def _register_own(network: nn.Module) -> None:
     cls = type(network)
     if registered_name(cls) is None and callable(getattr(cls, "sample_noise", None)):
         register_generator(cls.__name__, cls)
-
-
-def _place_state(
-    state: str | Path, folder: Path, config: Config, override: bool, processes: Distributed, view: View
-) -> None:
-    """Place a compact state into the run's folder, if the run has this configuration."""
-    if processes.is_main:
-        path = Path(state) / CONFIG
-        if path.is_file() and not Checkpoints(folder / CHECKPOINTS).steps:
-            if isinstance(config, TrainConfig) and config.init is None:
-                config = config.model_copy(update={"init": getattr(load_recipe(path), "init", None)})
-            check_run(Path(state), config, override=override)
-        place_state(state, folder, view)
-    processes.barrier()
-
-
-def recorded_init(config: TrainConfig, folder: Path, view: View) -> TrainConfig:
-    """Return the configuration with the ``init`` that the run in ``folder`` started from, if there is one."""
-    if not (folder / CONFIG).is_file() or not Checkpoints(folder / CHECKPOINTS).steps:
-        return config
-    recorded = load_recipe(folder / CONFIG)
-    if config.init is not None:
-        view.info(f"{folder} has a checkpoint: resuming it, init={config.init} is ignored")
-    return config.model_copy(update={"init": getattr(recorded, "init", None)})
-
-
-def _fresh_folder(name: str, processes: Distributed) -> Path:
-    """Return a folder in ``runs`` that does not exist yet; all processes agree on it."""
-    folder, i = Path("runs") / name, 1
-    while folder.exists():
-        i += 1
-        folder = Path("runs") / f"{name}-{i}"
-    if processes.group is not None:
-        shared: list[Any] = [folder]
-        dist.broadcast_object_list(shared, src=0, group=processes.group)
-        folder = shared[0]
-    return folder

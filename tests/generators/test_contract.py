@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import driftgen as dg
-from driftgen.generators import MLP, DiT, Generator, ImageMLP, Noise, UNet2D
+from driftgen.generators import MLP, ConvDecoder, DiT, Generator, ImageMLP, Noise, UNet2D
 from driftgen.model_io import load_model, save_model
 from driftgen.ops.compile import compile_parts
 from tests.support.helpers import fails
@@ -37,6 +37,9 @@ MAKE = {
             "style_codebooks": 3,
         }
         | o
+    ),
+    "ConvDecoder": lambda **o: ConvDecoder(
+        **{"input_size": 8, "widths": (16, 8), "condition_size": 16, "style_codebooks": 3} | o
     ),
     "ImageMLP": lambda **o: ImageMLP(
         **{"in_channels": 3, "hidden_size": 32, "depth": 2, "condition_size": 16, "style_codebooks": 3} | o

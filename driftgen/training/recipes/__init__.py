@@ -23,7 +23,7 @@ TASKS: dict[str, type[TrainConfig] | type[PretrainConfig]] = {
     "pretrain": PretrainConfig,
 }
 SHOWN = 3  # problems listed in one message
-DESCRIPTION = ("about", "expect")  # fields without effect on a run
+DESCRIPTION = ("about", "expect", "chosen")  # fields without effect on a run
 Config = TypeVar("Config", bound=BaseModel)
 
 

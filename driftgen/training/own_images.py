@@ -1,0 +1,164 @@
+"""Start from a folder of images: the recipe, the size and the augmentation that fit it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from driftgen.data.images import RealData, open_images
+from driftgen.errors import InputError
+from driftgen.support.distributed import Distributed
+from driftgen.training.auto_encoder import is_auto, pretrain_config
+from driftgen.training.build import Parts, build_mae
+from driftgen.training.config import MODULE, Encoder, PretrainConfig, TrainConfig
+from driftgen.training.dry_run import measure_run
+from driftgen.training.recipe_sizes import (
+    SIZED,
+    SIZES,
+    Choice,
+    choose_size,
+    few_images,
+    few_images_limit,
+    size_note,
+    size_overrides,
+)
+from driftgen.training.recipes import load_recipe, recipe_names
+from driftgen.training.run_folder import CONFIG
+
+__all__ = ["ENCODER", "SIZE", "NamedRecipe", "name_recipe", "notes", "plan"]
+
+Task = Literal["train", "pretrain"]
+Config = TrainConfig | PretrainConfig
+SIZE, REASON, AUGMENTATION, ENCODER = "size", "reason of the size", "augmentation", "encoder"
+
+
+class NamedRecipe(NamedTuple):
+    """A recipe, the changes that its argument implies, and the name of the run."""
+
+    recipe: str | Path
+    overrides: tuple[str, ...]
+    run: str
+
+
+def name_recipe(argument: str | Path, task: Task = "train") -> NamedRecipe:
+    """Return the recipe that an argument means.
+
+    A packaged name or a ``.yaml`` file is itself. Any other path that exists holds images: it means the
+    recipe for images of one's own, and the run is named after the path. ``digits`` is the recipe;
+    ``digits/`` and ``./digits`` are folders.
+    """
+    path, text = Path(argument), str(argument)
+    packaged = {recipe.name for recipe in recipe_names()}
+    if (isinstance(argument, str) and text in packaged) or path.suffix in (".yaml", ".yml"):
+        return NamedRecipe(argument, (), path.stem)
+    if not path.expanduser().exists():
+        return NamedRecipe(argument, (), path.stem)  # load_recipe names the known recipes
+    recipe = "folder" if task == "train" else "mae-folder"
+    place = path.expanduser().resolve()
+    name = place.stem if place.is_file() else place.name
+    run = name if task == "train" else f"mae-{name}"
+    return NamedRecipe(recipe, (f"data.path={path}",), run or recipe)
+
+
+def plan(
+    task: Task,
+    recipe: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    size: str | None = None,
+    folder: Path | None = None,
+    device: str | None = None,
+    data: RealData | None = None,
+) -> Config:
+    """Return the configuration of a recipe, at the size and with the augmentation that fit.
+
+    Recipes without sizes are only loaded. The size of an existing run stays what it is.
+
+    Args:
+        task: of the recipe.
+        recipe: name or path of a recipe.
+        overrides: changes of the user, ``key=value``; they come last.
+        size: one of :data:`~driftgen.training.recipe_sizes.SIZES`; ``auto`` if None.
+        folder: of the run, for the size that it started with.
+        device: of the run; the best one if None.
+        data: data that were passed from Python.
+    """
+    name = str(recipe)
+    if name not in SIZED:
+        if size is not None:
+            size_overrides(name, size)  # raises: names the recipes that have sizes
+        return load_recipe(recipe, overrides, task)
+    if size is not None and size not in SIZES:
+        raise InputError(f"size={size} is not known: choose from {', '.join(SIZES)}")
+    load_recipe(name, overrides, task)  # raises before anything is measured
+    choice = _recorded_size(folder) if size in (None, "auto") else Choice(str(size), "as asked")
+    if choice is None:
+        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        choice = choose_size(place, lambda s: _measure(s, overrides, place, data))
+    chosen = {SIZE: choice.value, REASON: choice.reason}
+    sized = size_overrides(name, choice.value)
+    config = load_recipe(name, [*sized, *overrides], task)
+    least = _smallest_class(config, data)
+    own = any(override.startswith("data.augment") for override in overrides)
+    if least is not None and least < few_images_limit() and few_images(name) and not own:
+        config = load_recipe(name, [*sized, *few_images(name), *overrides], task)
+        chosen[AUGMENTATION] = (
+            f"{least} images in the smallest class: flips, small rotations, zooms and shifts are on, because "
+            "a generator can memorize so few"
+        )
+    return config.model_copy(update={"chosen": chosen})
+
+
+def notes(config: Config) -> list[str]:
+    """Return one line for each automatic choice of a configuration, and what to expect."""
+    chosen, lines = config.chosen, []
+    if ENCODER in chosen:
+        lines.append(f"encoder {chosen[ENCODER]}")
+    if SIZE in chosen:
+        lines.append(f"size {chosen[SIZE]} ({chosen[REASON]}): {size_note(chosen[SIZE])}")
+    if AUGMENTATION in chosen and config.task == "train":
+        lines.append(f"{chosen[AUGMENTATION]}. Check for copies afterwards: driftgen neighbors RUN")
+    return lines
+
+
+def _recorded_size(folder: Path | None) -> Choice | None:
+    """Return the size of the run in a folder; None if there is no run, or one without a size."""
+    if folder is None or not (folder / CONFIG).is_file():
+        return None
+    config = load_recipe(folder / CONFIG)
+    return Choice(config.chosen[SIZE], config.chosen[REASON]) if SIZE in config.chosen else None
+
+
+def _smallest_class(config: Config, data: RealData | None) -> int | None:
+    """Return the number of images in the smallest class; None if the data cannot be opened yet."""
+    opened = data
+    if opened is None:
+        if config.data.path is None or config.data.kind != "images":
+            return None
+        opened = open_images(config.data.model_copy(update={"workers": 0}))
+        opened.close()
+    return int(torch.bincount(opened.labels, minlength=len(opened.class_names)).min())
+
+
+def _measure(size: str, overrides: Sequence[str], device: torch.device, data: RealData | None) -> float:
+    """Return the seconds that a size takes on this machine, measured on a few steps of both recipes."""
+    config: Any = load_recipe("folder", [*size_overrides("folder", size), *_applicable(overrides)], "train")
+    processes = Distributed(0, 1, device, None)
+    opened = data if data is not None else open_images(config.data)
+    pretraining = pretrain_config(config, size_overrides("mae-folder", size), len(opened.class_names))
+    seconds = measure_run(pretraining, processes, parts=Parts(data)).seconds()
+    encoders: tuple[Any, ...] = ()
+    if is_auto(config):  # an untrained encoder takes as long as a trained one
+        encoders = (build_mae(pretraining.mae, opened.shape, len(opened.class_names)),)
+        config = config.model_copy(update={"encoders": (Encoder(kind=MODULE),)})
+    if data is None:
+        opened.close()
+    return seconds + measure_run(config, processes, parts=Parts(data, None, encoders)).seconds()
+
+
+def _applicable(overrides: Sequence[str]) -> list[str]:
+    """Return the changes that both recipes know: those of the data."""
+    return [override for override in overrides if override.startswith("data.")]

@@ -1,0 +1,167 @@
+"""One command from a folder of images to a generator."""
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import driftgen as dg
+from driftgen.errors import InputError
+from driftgen.training import recipe_sizes
+from driftgen.training.own_images import name_recipe, notes, plan
+from driftgen.training.pretrain import Pretraining
+from driftgen.training.recipes import load_recipe
+from tests.support.image_data import noise
+
+TINY = """
+tiny:
+  expect: nothing
+  folder:
+    data: {size: 8, workers: 0, augment: {flip: true}}
+    generator: {kind: mlp, options: {hidden_size: 8, depth: 1, condition_size: 8}}
+    batch: {classes: 2, generated: 2, positives: 2, unconditional: 1}
+    optim.steps: 2
+    output.checkpoint_every: 1
+  mae-folder:
+    data: {size: 8, workers: 0}
+    mae: {options: {base_channels: 32, blocks: [1]}, finetune_steps: 1}
+    batch_size: 2
+    optim.steps: 3
+    output.checkpoint_every: 1
+few_images:
+  below: 5
+  folder: {data.augment.shift: 1.0}
+"""
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    """Make two classes of three photos in the current folder, and a tiny size."""
+    monkeypatch.chdir(tmp_path)
+    sizes = tmp_path / "sizes.yaml"
+    sizes.write_text(TINY)
+    monkeypatch.setattr(recipe_sizes, "FILE", sizes)
+    recipe_sizes._read.cache_clear()
+    for name in ("cat", "dog"):
+        Path("photos", name).mkdir(parents=True)
+        for i in range(3):
+            Image.fromarray(noise(9, 9, 3)).save(Path("photos", name, f"{i}.png"))
+    yield Path("photos")
+    recipe_sizes._read.cache_clear()
+
+
+@pytest.mark.parametrize("argument", ["photos", "photos/", "./photos", Path("photos")])
+def test_a_folder_is_the_recipe_folder(photos, argument):
+    recipe, overrides, run = name_recipe(argument)
+    assert (recipe, run) == ("folder", "photos")
+    assert load_recipe(recipe, overrides).data.path == str(Path(argument))
+    assert name_recipe(argument, "pretrain")[::2] == ("mae-folder", "mae-photos")
+
+
+def test_an_array_is_the_recipe_folder(photos):
+    np.savez("mine.npz", images=noise(2, 8, 8, 3))
+    assert name_recipe("mine.npz") == ("folder", ("data.path=mine.npz",), "mine")
+
+
+def test_a_packaged_name_is_a_recipe_unless_it_is_written_as_a_path(photos):
+    Path("digits").mkdir()
+    assert name_recipe("digits")[0] == "digits"
+    assert name_recipe("digits/")[0] == "folder"
+    assert name_recipe("mine.yaml")[0] == "mine.yaml"
+    with pytest.raises(InputError, match="recipe 'photo' is not known"):
+        plan("train", name_recipe("photo").recipe)
+
+
+def test_few_images_are_augmented_and_said(photos):
+    config = plan("train", "folder", ["data.path=photos"], device="cpu")
+    assert (config.data.augment.flip, config.data.augment.shift) == (True, 1.0)
+    assert "3 images in the smallest class" in config.chosen["augmentation"]
+    assert any("driftgen neighbors" in line for line in notes(config))
+    own = plan("train", "folder", ["data.path=photos", "data.augment.shift=0.5"], device="cpu")
+    assert own.data.augment.shift == 0.5
+    assert "augmentation" not in own.chosen
+
+
+def test_sizes_belong_to_two_recipes(photos):
+    assert plan("train", "digits").chosen == {}
+    with pytest.raises(InputError, match="digits has one size"):
+        plan("train", "digits", size="tiny")
+    with pytest.raises(InputError, match="size=big"):
+        plan("train", "folder", size="big")
+
+
+def test_without_permission_the_message_is_a_command(photos):
+    with pytest.raises(InputError) as error:
+        dg.train("photos", "runs/photos", device="cpu")
+    assert str(error.value) == (
+        "no encoder for photos yet: add --yes to pretrain one first (in Python: pretrain=True), or type "
+        "driftgen pretrain mae-folder --set data.path=photos --size tiny --out runs/mae-photos"
+    )
+    assert not Path("runs").exists()
+
+
+@pytest.mark.slow
+def test_one_call_trains_encoder_and_generator(photos):
+    asked = []
+    run = dg.train("photos", device="cpu", pretrain=lambda question: asked.append(question) or True)
+    assert asked == ["No encoder for photos yet. Pretrain one first, in runs/mae-photos?"]
+    assert run.complete
+    assert run.folder == Path("runs/photos")
+    assert dg.Run("runs/mae-photos").metrics[-1]["step"] == 3
+    config = run.config
+    assert [e.path for e in config.encoders] == ["runs/mae-photos"]
+    assert config.chosen["size"] == "tiny"
+    assert "pretrained for this run" in config.chosen["encoder"]
+    assert dg.Run("runs/mae-photos").config.mae.finetune_steps == 1
+    # The same call resumes, without an answer.
+    assert dg.train("photos", "runs/photos", device="cpu", pretrain=lambda question: False).complete
+    # Another run on the same photos finds the encoder.
+    second = dg.train("photos", "runs/second", device="cpu")
+    assert "lies in runs/mae-photos" in second.config.chosen["encoder"]
+
+
+def test_arrays_from_python_work_alone(photos):
+    images, labels = noise(6, 8, 8, 3), np.array([0, 1] * 3)
+    with pytest.raises(InputError, match="no encoder for this data"):
+        dg.train("folder", "runs/a", data=(images, labels), device="cpu")
+    run = dg.train("folder", "runs/a", data=(images, labels), device="cpu", pretrain=True)
+    assert run.complete
+    assert run.config.data.augment.shift == 1.0
+    assert dg.Run("runs/mae-a").config.data.memory == run.config.data.memory
+
+
+def test_photos_of_one_class_need_no_classifier(photos):
+    run = dg.train("photos/cat", device="cpu", pretrain=True)
+    assert run.complete
+    assert dg.Run("runs/mae-cat").config.mae.finetune_steps == 0
+
+
+@pytest.mark.slow
+def test_an_interrupted_pretraining_resumes_with_the_same_command(photos, here, monkeypatch):
+    gradient = Pretraining.compute_gradient
+
+    def interrupted(self, step):
+        if step == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return gradient(self, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pretraining, "compute_gradient", interrupted)
+        assert here("train", "photos", "--yes", "--device", "cpu").returncode == 130
+    assert not Path("runs/photos").exists()
+    again = here("train", "photos", "--device", "cpu")  # no --yes: it was given before
+    assert again.returncode == 0, again.stderr
+    assert "resumed after step 2" in again.stderr
+    assert again.stdout.strip() == "runs/photos/report.html"
+    assert "size tiny (no GPU" in again.stderr
+    assert "encoder runs/mae-photos: pretrained for this run" in again.stderr
+
+
+def test_command_without_terminal_and_permission_exits_with_2(photos, here):
+    left = here("train", "folder", "--set", "data.path=photos", "--device", "cpu")
+    assert left.returncode == 2
+    assert "--yes" in left.stderr
+    assert "driftgen pretrain mae-folder --set data.path=photos --size tiny" in left.stderr.replace("\n", " ")
