@@ -14,11 +14,11 @@ from tests.support.fork_server import run_driftgen as run
 
 
 @pytest.mark.slow
-def test_toy_writes_its_three_files(tmp_path):
+def test_toy_writes_its_files(tmp_path):
     done = run("toy", "bimodal", "--init", "collapsed", "--steps", "20", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    names = ["evolution.png", "evolution.gif", "metrics.json"]
-    assert done.stdout.splitlines()[-3:] == [str(tmp_path / "out" / n) for n in names]
+    names = ["evolution.png", "evolution.gif", "metrics.json", "report.html"]
+    assert done.stdout.splitlines()[-4:] == [str(tmp_path / "out" / n) for n in names]
     assert "drift" in done.stderr  # the value in the progress bar
     assert all((tmp_path / "out" / n).stat().st_size > 100 for n in names)
 

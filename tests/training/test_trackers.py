@@ -44,7 +44,7 @@ def test_tensorboard_shows_numbers_and_samples(tmp_path):
     assert [(e.step, e.value) for e in found.Scalars("drift/1")] == [
         (row["step"], pytest.approx(row["drift"][1])) for row in rows
     ]
-    assert [e.step for e in found.Images("samples")] == [5, 10]
+    assert [e.step for e in found.Images("samples")] == [0, 5, 10]
 
 
 class Board:
@@ -77,6 +77,7 @@ def test_wandb_goes_on_with_the_same_run(tmp_path, monkeypatch):
     assert first["project"] == "digits"
     assert first["id"] == second["id"] != ""
     steps = [said if said == "finished" else said[0] for said in board.said]
-    assert steps == [5, 5, "finished", 10, 10, "finished"]
-    assert {"loss", "drift/0"} <= board.said[0][1].keys()
-    assert board.said[1][1].keys() == {"samples"}
+    assert steps == [0, 5, 5, "finished", 10, 10, "finished"]
+    assert board.said[0][1].keys() == {"samples"}  # of the initial weights
+    assert {"loss", "drift/0"} <= board.said[1][1].keys()
+    assert board.said[2][1].keys() == {"samples"}
