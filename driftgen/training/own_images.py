@@ -153,7 +153,8 @@ def _measure(size: str, overrides: Sequence[str], device: torch.device, data: Re
     encoders: tuple[Any, ...] = ()
     if is_auto(config):  # an untrained encoder takes as long as a trained one
         encoders = (build_mae(pretraining.mae, opened.shape, len(opened.class_names)),)
-        config = config.model_copy(update={"encoders": (Encoder(kind=MODULE),)})
+        untrained = Encoder(kind=MODULE, switches=config.encoders[0].switches)
+        config = config.model_copy(update={"encoders": (untrained,)})
     if data is None:
         opened.close()
     return seconds + measure_run(config, processes, parts=Parts(data, None, encoders)).seconds()
