@@ -112,15 +112,15 @@ def plan(
     return config.model_copy(update={"chosen": chosen})
 
 
-def notes(config: Config) -> list[str]:
-    """Return one line for each automatic choice of a configuration, and what to expect."""
+def notes(config: Config, folder: Path) -> list[str]:
+    """Return one line for each automatic choice of the run in ``folder``, and what to expect."""
     chosen, lines = config.chosen, []
     if ENCODER in chosen:
         lines.append(f"encoder {chosen[ENCODER]}")
     if SIZE in chosen:
         lines.append(f"size {chosen[SIZE]} ({chosen[REASON]}): {size_note(chosen[SIZE])}")
     if AUGMENTATION in chosen and config.task == "train":
-        lines.append(f"{chosen[AUGMENTATION]}. Check for copies afterwards: driftgen neighbors RUN")
+        lines.append(f"{chosen[AUGMENTATION]}. Check for copies afterwards: driftgen neighbors {folder}")
     return lines
 
 
