@@ -155,7 +155,8 @@ def measure(run: Path, work: Path, encoder: PatchEncoder, guidance: float | None
     center = references.mean(0)
     x, y, seen = encoder(generated) - center, references - center, encoder(training) - center
     agreement = (classify(x, y, real) == labels).float()
-    similar = [(F.normalize(z, dim=1) @ F.normalize(seen, dim=1).T).amax(1) for z in (x, y)]
+    nearest = [(F.normalize(z, dim=1) @ F.normalize(seen, dim=1).T).amax(1) for z in (x, y)]
+    copies = near_copies(nearest[0], nearest[1])
     rows = [i for c in range(len(CLASSES)) for i in range(c * EACH, c * EACH + COLUMNS)]
     with atomic_write(run / "sheet.png") as scratch:
         contact_sheet(to_pil(generated[rows]), columns=COLUMNS).save(scratch, format="png")
@@ -165,8 +166,8 @@ def measure(run: Path, work: Path, encoder: PatchEncoder, guidance: float | None
         "agreement of held-out photos": float((classify(y, y, real, own=True) == real).float().mean()),
         "chance": 1 / len(CLASSES),
         "diversity": mean_distance(x, labels) / mean_distance(y, real),
-        "near copies": near_copies(*similar).share,
-        "near copies among held-out photos": near_copies(*similar).heldout_share,
+        "near copies": copies.share,
+        "near copies among held-out photos": copies.heldout_share,
         "samples": len(labels),
         "references": len(real),
         "guidance": pipe.guidance if guidance is None else guidance,
