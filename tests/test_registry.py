@@ -164,7 +164,7 @@ def test_wrong_options_and_shapes_are_one_line():
 def test_unregistered_names():
     message = refused(model_io.get_architecture, "generator", "ditt")
     assert (
-        "generator 'ditt' is not registered: did you mean 'dit'? choose from dit, mlp, unet, or call"
+        "generator 'ditt' is not registered: did you mean 'dit'? choose from decoder, dit, mlp, unet, or call"
         in message
     )
     assert "choose from backbone, convnext, mae, resnet50" in refused(
@@ -243,5 +243,5 @@ def test_a_package_brings_its_own_generator(tmp_path):
     )
     assert lines == ["registering", "Far"]
     message = refused(dg.load_model, tmp_path / "model")
-    assert "config.json: architecture='far' is not registered, only ConvNeXtV2, DiT" in message
+    assert "config.json: architecture='far' is not registered, only ConvDecoder, ConvNeXtV2, DiT" in message
     assert "call driftgen.register_generator('far', YourClass)" in message

@@ -155,8 +155,8 @@ def measure(run: Path, work: Path, encoder: PatchEncoder, guidance: float | None
     center = references.mean(0)
     x, y, seen = encoder(generated) - center, references - center, encoder(training) - center
     agreement = (classify(x, y, real) == labels).float()
-    nearest, nearest_real = ((F.normalize(z, dim=1) @ F.normalize(seen, dim=1).T).amax(1) for z in (x, y))
-    copies = near_copies(nearest, nearest_real)
+    nearest = [(F.normalize(z, dim=1) @ F.normalize(seen, dim=1).T).amax(1) for z in (x, y)]
+    copies = near_copies(nearest[0], nearest[1])
     rows = [i for c in range(len(CLASSES)) for i in range(c * EACH, c * EACH + COLUMNS)]
     with atomic_write(run / "sheet.png") as scratch:
         contact_sheet(to_pil(generated[rows]), columns=COLUMNS).save(scratch, format="png")

@@ -26,7 +26,8 @@ Changes = Annotated[
     list[str] | None, typer.Option("--set", help="Change one value: optim.lr=2e-4. Repeatable.")
 ]
 RunFolder = Annotated[
-    Path | None, typer.Option(help="Folder of the run; a run in it resumes. Default: runs/RECIPE.")
+    Path | None,
+    typer.Option(help="Folder of the run; a run in it resumes. Default: runs/RECIPE or runs/PHOTOS."),
 ]
 Override = Annotated[
     bool, typer.Option("--override", help="Resume a run although its configuration differs.")

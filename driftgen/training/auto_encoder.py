@@ -61,7 +61,7 @@ def is_auto(config: TrainConfig) -> bool:
 def choose_encoder(
     config: TrainConfig, folder: Path, device: torch.device, cache: Path | None = None
 ) -> EncoderChoice:
-    """Choose the encoder for ``encoders: auto``.
+    """Choose the encoder for ``encoders: auto``; a masked autoencoder gets the switches of that entry.
 
     Args:
         config: of the run.
@@ -72,9 +72,10 @@ def choose_encoder(
     if config.tokenizer is not None or config.data.kind == "latents":
         raise InputError("encoders: auto is for images: name an encoder of latents with encoders.0.path")
     shown = config.data.path or "this data"
+    switches = next(entry.switches for entry in config.encoders if entry.kind == AUTO)
     for run in _encoder_runs(folder):
         if _complete(run) and _same_data(_read_run(run).data, config.data):
-            entry = Encoder(kind="mae", path=str(run))
+            entry = Encoder(kind="mae", path=str(run), switches=switches)
             return EncoderChoice("run", entry, f"an encoder that was trained on {shown} lies in {run}")
     backbones = cached_backbones(cache)
     if backbones and device.type == "cuda":
@@ -85,7 +86,8 @@ def choose_encoder(
     unused = f"; {backbones[0][0]} in the cache is too slow on a CPU" if backbones else ""
     started = (target / CONFIG).is_file()
     reason = f"{'the pretraining was interrupted' if started else f'no encoder for {shown} yet'}{unused}"
-    return EncoderChoice("pretrain", Encoder(kind="mae", path=str(target)), reason, started)
+    entry = Encoder(kind="mae", path=str(target), switches=switches)
+    return EncoderChoice("pretrain", entry, reason, started)
 
 
 def pretrain_config(config: TrainConfig, overrides: Sequence[str], classes: int) -> PretrainConfig:

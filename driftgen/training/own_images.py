@@ -112,15 +112,15 @@ def plan(
     return config.model_copy(update={"chosen": chosen})
 
 
-def notes(config: Config) -> list[str]:
-    """Return one line for each automatic choice of a configuration, and what to expect."""
+def notes(config: Config, folder: Path) -> list[str]:
+    """Return one line for each automatic choice of the run in ``folder``, and what to expect."""
     chosen, lines = config.chosen, []
     if ENCODER in chosen:
         lines.append(f"encoder {chosen[ENCODER]}")
     if SIZE in chosen:
         lines.append(f"size {chosen[SIZE]} ({chosen[REASON]}): {size_note(chosen[SIZE])}")
     if AUGMENTATION in chosen and config.task == "train":
-        lines.append(f"{chosen[AUGMENTATION]}. Check for copies afterwards: driftgen neighbors RUN")
+        lines.append(f"{chosen[AUGMENTATION]}. Check for copies afterwards: driftgen neighbors {folder}")
     return lines
 
 
@@ -153,7 +153,8 @@ def _measure(size: str, overrides: Sequence[str], device: torch.device, data: Re
     encoders: tuple[Any, ...] = ()
     if is_auto(config):  # an untrained encoder takes as long as a trained one
         encoders = (build_mae(pretraining.mae, opened.shape, len(opened.class_names)),)
-        config = config.model_copy(update={"encoders": (Encoder(kind=MODULE),)})
+        untrained = Encoder(kind=MODULE, switches=config.encoders[0].switches)
+        config = config.model_copy(update={"encoders": (untrained,)})
     if data is None:
         opened.close()
     return seconds + measure_run(config, processes, parts=Parts(data, None, encoders)).seconds()

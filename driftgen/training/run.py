@@ -262,7 +262,7 @@ def start_run(
 
             console = Console(stderr=True, highlight=False, quiet=not processes.is_main)
             with view(str(folder), config.optim.steps, temperatures, console=console) as shown:
-                for line in notes(config):
+                for line in notes(config, folder):
                     shown.info(line)
                 if state is not None:
                     place_compact_state(state, folder, config, override, processes, shown)

@@ -107,7 +107,8 @@ def planned_phases(config: TrainConfig | PretrainConfig, folder: Path, device: s
     opened = open_data(config.data)
     encoder = build_mae(first.mae, opened.shape, len(opened.class_names))
     opened.close()
-    second = config.model_copy(update={"encoders": (Encoder(kind=MODULE),)})
+    untrained = Encoder(kind=MODULE, switches=choice.entry.switches)
+    second = config.model_copy(update={"encoders": (untrained,)})
     return [Phase(first, Path(str(choice.entry.path))), Phase(second, folder, Parts(encoders=(encoder,)))]
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import driftgen as dg
 from driftgen.errors import InputError
 from driftgen.training import recipe_sizes
-from driftgen.training.own_images import name_recipe, notes, plan
+from driftgen.training.own_images import _measure, name_recipe, notes, plan
 from driftgen.training.pretrain import Pretraining
 from driftgen.training.recipes import load_recipe
 from tests.support.image_data import noise
@@ -79,7 +80,7 @@ def test_few_images_are_augmented_and_said(photos):
     config = plan("train", "folder", ["data.path=photos"], device="cpu")
     assert (config.data.augment.flip, config.data.augment.shift) == (True, 1.0)
     assert "3 images in the smallest class" in config.chosen["augmentation"]
-    assert any("driftgen neighbors" in line for line in notes(config))
+    assert any("driftgen neighbors runs/x" in line for line in notes(config, Path("runs/x")))
     own = plan("train", "folder", ["data.path=photos", "data.augment.shift=0.5"], device="cpu")
     assert own.data.augment.shift == 0.5
     assert "augmentation" not in own.chosen
@@ -91,6 +92,23 @@ def test_sizes_belong_to_two_recipes(photos):
         plan("train", "digits", size="tiny")
     with pytest.raises(InputError, match="size=big"):
         plan("train", "folder", size="big")
+
+
+@pytest.mark.slow
+def test_a_size_is_measured_on_both_recipes(photos):
+    """Two steps of each; the estimate of 3 and 2 steps takes the first, slow one into account."""
+    seconds = _measure("tiny", ["data.path=photos"], torch.device("cpu"), None)
+    assert 0 < seconds < 60
+    assert not Path("runs").exists()
+
+
+@pytest.mark.slow
+def test_a_dry_run_measures_encoder_and_generator(photos, here):
+    left = here("train", "photos", "--dry-run", "--device", "cpu")
+    assert left.returncode == 0, left.stderr
+    assert left.stdout.count("nothing was written") == 2
+    assert "runs/mae-photos" in left.stdout
+    assert not Path("runs").exists()
 
 
 def test_without_permission_the_message_is_a_command(photos):
