@@ -37,7 +37,7 @@ RESULT = "evaluation.json"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Where and how to evaluate.
+    """Reference, encoder and processes of an evaluation.
 
     Attributes:
         reference: statistics of the real images.

@@ -31,7 +31,7 @@ class Warned:
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What the files of a run say. Missing and damaged files count as empty.
+    """Contents of the files of a run. Missing and damaged files count as empty.
 
     Attributes:
         folder: of the run.

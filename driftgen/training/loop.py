@@ -139,10 +139,12 @@ class Loop:
         """Return loss and gradient norm of a step; None if its gradient failed because of a signal."""
         try:
             gradient = self.update.compute_gradient(self.step)
-        except Exception:
+        except Exception as error:
             if self.stopping is None or self.distributed.world_size > 1:
                 raise
             # Ctrl-C also reaches child processes, such as a compiler. Weights are those before the step.
+            reason = " ".join(str(error).split())[:200]
+            self.view.info(f"step {self.step + 1} was interrupted ({type(error).__name__}: {reason})")
             return None
         return (None, math.nan) if gradient is None else self.update.apply(self.step, *gradient)
 

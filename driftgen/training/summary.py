@@ -54,7 +54,7 @@ class Summary:
 
     @property
     def first_step(self) -> str:
-        """What the first step does, for the display."""
+        """Name of the first step in the display: it may compile."""
         return "first step" if self.compile_key is None else "compiling"
 
 

@@ -135,6 +135,7 @@ def test_a_signal_that_breaks_a_step_stops_the_run(tmp_path, at):
     done, view, _ = train_actions(tmp_path / "r", Compiling)
     assert not done
     assert any(text.startswith("Ctrl-C: saving after this step") for text in view.said)
+    assert f"step {at + 1} was interrupted (RuntimeError: the compiler was interrupted)" in view.said
     assert f"stopped by Ctrl-C after step {at}; run the same command to resume: " in view.said[-1]
     train_actions(tmp_path / "r")
     train_actions(tmp_path / "straight")
