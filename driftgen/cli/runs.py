@@ -77,7 +77,7 @@ def train(
     Several GPUs: torchrun --nproc-per-node 8 -m driftgen train RECIPE
     """
     if options:
-        _show_options("train", recipe, changes or [])
+        _show_options("train", recipe, changes or [], size, device)
         return
     start = [] if init is None else [f"init={init}"]
     permission = {"pretrain": yes or (typer.confirm if sys.stdin.isatty() else False)}
@@ -99,7 +99,7 @@ def pretrain(
 ) -> None:
     """Train an encoder (a masked autoencoder) for the loss of a generator."""
     if options:
-        _show_options("pretrain", recipe, changes or [])
+        _show_options("pretrain", recipe, changes or [], size, device)
         return
     settings = {"state": state, "override": override, "device": device}
     _start("pretrain", recipe, changes or [], out, size, show, dry_run, settings)
@@ -174,12 +174,20 @@ def recipes() -> None:
     show_names(sections, Console(highlight=False))
 
 
-def _show_options(task: Literal["train", "pretrain"], recipe: str, changes: list[str]) -> None:
+def _show_options(
+    task: Literal["train", "pretrain"],
+    argument: str,
+    changes: list[str],
+    size: str | None,
+    device: str | None,
+) -> None:
     from driftgen.report.name_list import show_options
+    from driftgen.training.own_images import name_recipe, plan
     from driftgen.training.recipe_options import recipe_options
-    from driftgen.training.recipes import load_recipe
 
-    show_options(recipe_options(load_recipe(recipe, changes, task)), Console(highlight=False))
+    recipe, implied, _ = name_recipe(argument, task)
+    config = plan(task, recipe, [*implied, *changes], size=size, device=device)
+    show_options(recipe_options(config), Console(highlight=False))
 
 
 def _start(

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from driftgen.errors import InputError, unknown_name
+from driftgen.errors import InputError, OptionError, unknown_name
 from driftgen.generators.base import check_noise
 from driftgen.generators.conditioning import Conditioning, ImageGenerator, RMSNorm, float32_linear
+from driftgen.generators.option_checks import check_sizes, check_types
 from driftgen.ops.modulated_group_norm import modulated_group_norm
 
 __all__ = ["ConvDecoder", "ConvDecoderConfig"]
@@ -20,11 +21,22 @@ __all__ = ["ConvDecoder", "ConvDecoderConfig"]
 
 @dataclass(frozen=True)
 class ConvDecoderConfig:
-    """Options of a :class:`ConvDecoder`, coarsest level first. The defaults are for 32×32×3 images."""
+    """Options of a :class:`ConvDecoder`, coarsest level first. The defaults are for 32×32×3 images.
+
+    Attributes:
+        input_size: side of the samples.
+        in_channels: channels of the samples.
+        widths: channels per level. Each level after the first doubles the resolution.
+        groups: groups of each normalization; divides every width.
+        condition_size: width of the condition vector.
+        num_classes: number of classes.
+        style_codebooks: number of style codebooks; 0 for no style input.
+        style_entries: entries of each codebook.
+    """
 
     input_size: int = 32
     in_channels: int = 3
-    widths: tuple[int, ...] = (128, 64, 32, 16)  # channels per level; each level doubles the resolution
+    widths: tuple[int, ...] = (128, 64, 32, 16)
     groups: int = 8
     condition_size: int = 64
     num_classes: int = 10
@@ -32,20 +44,27 @@ class ConvDecoderConfig:
     style_entries: int = 64
 
     def __post_init__(self) -> None:
+        check_types(self)
         object.__setattr__(self, "widths", tuple(self.widths))  # JSON has lists
-        for name, value in asdict(self).items():
-            least = 0 if name == "style_codebooks" else 1
-            if min(value if isinstance(value, tuple) else (value,), default=0) < least:
-                raise InputError(f"{name}={value} is too small: it must be at least {least}")
-        doubled = 2 ** (len(self.widths) - 1)
-        if self.input_size % doubled:
-            raise InputError(
-                f"input_size={self.input_size} cannot be halved {len(self.widths) - 1} times: pad the images "
-                f"to {math.ceil(self.input_size / doubled) * doubled} or use fewer widths"
+        check_sizes(self, {"style_codebooks": 0})
+        if not self.widths:
+            raise InputError("widths is empty: give at least one level, such as [64, 32, 16]")
+        levels, problems = len(self.widths), []
+        most = (self.input_size & -self.input_size).bit_length()
+        if levels > most:
+            unit = 2 ** (levels - 1)
+            problems.append(
+                f"widths has {levels} levels, but input_size={self.input_size} can be halved {most - 1} "
+                f"times (pad the images to {math.ceil(self.input_size / unit) * unit}, or use fewer levels)"
             )
-        for width in self.widths:
-            if width % self.groups:
-                raise InputError(f"groups={self.groups} must divide each of widths={self.widths}")
+        uneven = [width for width in self.widths if width % self.groups]
+        if uneven:
+            problems.append(f"widths has {uneven[0]}, which groups={self.groups} does not divide")
+        if problems:
+            widths = self.widths[-min(levels, most) :]  # the finest levels keep their widths
+            fitting = {"widths": widths, "groups": math.gcd(self.groups, *widths)}
+            suggested = {name: value for name, value in fitting.items() if value != getattr(self, name)}
+            raise OptionError("; ".join(problems), suggested)
 
     @property
     def coarse(self) -> int:

@@ -64,6 +64,14 @@ class Encoder(Section):
     # Arguments of features(): every_k_block, vectors, mean_std, patch_sizes, ...
     switches: dict[str, Any] = Field(default_factory=dict)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, values: Any) -> Any:
+        """Replace ``auto`` if a path names the encoder: nothing is left to choose."""
+        if isinstance(values, dict) and values.get("kind") == AUTO and values.get("path") is not None:
+            return {**values, "kind": "mae"}
+        return values
+
     @field_validator("kind")
     @classmethod
     def _registered(cls, kind: str) -> str:

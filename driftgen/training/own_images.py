@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -9,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from driftgen.data.images import RealData, open_images
+from driftgen.data.locate import is_pattern
 from driftgen.errors import InputError
 from driftgen.support.distributed import Distributed
 from driftgen.training.auto_encoder import is_auto, pretrain_config
@@ -46,21 +49,36 @@ class NamedRecipe(NamedTuple):
 def name_recipe(argument: str | Path, task: Task = "train") -> NamedRecipe:
     """Return the recipe that an argument means.
 
-    A packaged name or a ``.yaml`` file is itself. Any other path that exists holds images: it means the
-    recipe for images of one's own, and the run is named after the path. ``digits`` is the recipe;
-    ``digits/`` and ``./digits`` are folders.
+    A packaged name or a ``.yaml`` file is itself. Any other path that exists holds images, and so does a
+    pattern of shards such as ``photos-{000..009}.tar``: they mean the recipe for images of one's own, and the
+    run is named after them. ``digits`` is the recipe; ``digits/`` and ``./digits`` are folders.
     """
     path, text = Path(argument), str(argument)
     packaged = {recipe.name for recipe in recipe_names()}
     if (isinstance(argument, str) and text in packaged) or path.suffix in (".yaml", ".yml"):
         return NamedRecipe(argument, (), path.stem)
-    if not path.expanduser().exists():
+    if not path.expanduser().exists() and not is_pattern(text):
+        if "/" in text:
+            raise InputError(
+                f"{text} does not exist: give a folder of images, a .yaml file, or a name of driftgen recipes"
+            )
         return NamedRecipe(argument, (), path.stem)  # load_recipe names the known recipes
     recipe = "folder" if task == "train" else "mae-folder"
-    place = path.expanduser().resolve()
-    name = place.stem if place.is_file() else place.name
+    name = _name_files(path)
     run = name if task == "train" else f"mae-{name}"
-    return NamedRecipe(recipe, (f"data.path={path}",), run or recipe)
+    return NamedRecipe(recipe, (f"data.path={json.dumps(str(path), ensure_ascii=False)}",), run or recipe)
+
+
+def _name_files(path: Path) -> str:
+    """Return the name of a folder or a file without its suffix; of a pattern, the text before its wildcards.
+
+    The run on ``photos-{000..009}.tar`` is ``photos``, that on ``photos/*.tar`` is ``photos``, too.
+    """
+    place = path.expanduser().resolve()
+    if place.exists():
+        return place.stem if place.is_file() else place.name
+    fixed = re.split(r"[*?\[{]", place.name)[0]
+    return re.sub(r"[-_. ]+\d*$", "", fixed) or _name_files(place.parent)
 
 
 def plan(
@@ -97,7 +115,8 @@ def plan(
     choice = _recorded_size(folder) if size in (None, "auto") else Choice(str(size), "as asked")
     if choice is None:
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        choice = choose_size(place, lambda s: _measure(s, overrides, place, data))
+        named = data is not None or load_recipe(name, overrides, task).data.path is not None
+        choice = choose_size(place, (lambda s: _measure(s, overrides, place, data)) if named else None)
     chosen = {SIZE: choice.value, REASON: choice.reason}
     sized = size_overrides(name, choice.value)
     config = load_recipe(name, [*sized, *overrides], task)

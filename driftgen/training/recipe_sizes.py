@@ -66,14 +66,17 @@ def size_note(size: str) -> str:
 
 
 def choose_size(
-    device: torch.device, measure: Callable[[str], float], cores: int | None = None, memory: int | None = None
+    device: torch.device,
+    measure: Callable[[str], float] | None,
+    cores: int | None = None,
+    memory: int | None = None,
 ) -> Choice:
     """Choose a size for a machine.
 
     Args:
         device: of the run.
         measure: returns the seconds that a size takes, encoder and generator together; called for ``small``
-            on a CPU with many cores.
+            on a CPU with many cores. None if there are no data to measure with.
         cores: number of CPU cores; those that this process may use if None.
         memory: bytes of the GPU; those of ``device`` if None.
     """
@@ -85,6 +88,8 @@ def choose_size(
     reason = f"no GPU, {count} CPU core{'s' if count > 1 else ''}"
     if count < MANY_CORES:
         return Choice("tiny", reason)
+    if measure is None:
+        return Choice("tiny", f"{reason}; small is considered once data.path is set")
     seconds = measure("small")
     fits = seconds <= PATIENCE
     return Choice(

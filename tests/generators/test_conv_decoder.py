@@ -50,9 +50,9 @@ def test_levels_are_upsampled_convolved_normalized_and_modulated():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"input_size": 30}, "cannot be halved 3 times: pad the images to 32"),
-        ({"groups": 7}, "groups=7 must divide"),
-        ({"widths": ()}, "too small"),
+        ({"widths": ()}, "widths is empty"),
+        ({"widths": 8}, "widths=8 must be a list of whole numbers"),
+        ({"groups": 0}, "groups=0 is too small"),
         ({"widht": (8,)}, "widht"),
     ],
 )

@@ -11,6 +11,7 @@ from driftgen.features.resnet_mae import ResNetMAE
 from driftgen.model_io import save_model
 from driftgen.training.auto_encoder import cached_backbones, choose_encoder, is_auto, pretrain_command
 from driftgen.training.build import check_encoder_paths
+from driftgen.training.recipe_sizes import size_overrides
 from driftgen.training.recipes import load_recipe, to_yaml
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -53,6 +54,12 @@ def test_recipe_says_auto(tmp_path):
     assert is_auto(training(tmp_path))
     assert not is_auto(training(tmp_path, "encoders=[]"))
     assert training(tmp_path, "encoders=[]", "encoders=auto").encoders[0].kind == "auto"
+
+
+@pytest.mark.parametrize("size", ["tiny", "small", "base"])
+def test_a_path_leaves_nothing_to_choose(tmp_path, size):
+    config = training(tmp_path, *size_overrides("folder", size), "encoders.0.path=runs/mine")
+    assert [(entry.kind, entry.path) for entry in config.encoders] == [("mae", "runs/mine")]
     assert training(tmp_path, "encoders.0.path=runs/mine").encoders[0].kind == "mae"
 
 

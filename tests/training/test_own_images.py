@@ -15,7 +15,7 @@ from driftgen.training import recipe_sizes
 from driftgen.training.own_images import _measure, name_recipe, notes, plan
 from driftgen.training.pretrain import Pretraining
 from driftgen.training.recipes import load_recipe
-from tests.support.image_data import noise
+from tests.support.image_data import noise, write_tar
 
 TINY = """
 tiny:
@@ -28,7 +28,7 @@ tiny:
     output.checkpoint_every: 1
   mae-folder:
     data: {size: 8, workers: 0}
-    mae: {options: {base_channels: 32, blocks: [1]}, finetune_steps: 1}
+    mae: {options: {base_channels: 40, blocks: [1]}, finetune_steps: 1}
     batch_size: 2
     optim.steps: 3
     output.checkpoint_every: 1
@@ -64,7 +64,61 @@ def test_a_folder_is_the_recipe_folder(photos, argument):
 
 def test_an_array_is_the_recipe_folder(photos):
     np.savez("mine.npz", images=noise(2, 8, 8, 3))
-    assert name_recipe("mine.npz") == ("folder", ("data.path=mine.npz",), "mine")
+    assert name_recipe("mine.npz") == ("folder", ('data.path="mine.npz"',), "mine")
+
+
+@pytest.mark.parametrize("argument", ["2024/", "[old] #1", "a: b", "null/", "*star"])
+def test_any_name_of_a_folder_reaches_the_recipe(photos, argument):
+    photos.rename(argument)
+    recipe, overrides, run = name_recipe(argument)
+    assert run == Path(argument).name
+    assert load_recipe(recipe, overrides).data.path == str(Path(argument))
+    assert plan("train", recipe, overrides, device="cpu").chosen["augmentation"].startswith("3 images")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "run"),
+    [
+        ("shards/cats-{000..001}.tar", "cats"),
+        ("shards/cats-*.tar", "cats"),
+        ("shards/cats-00[01].tar", "cats"),
+        ("shards/*.tar", "shards"),
+        ("shards/c*", "c"),
+        ("shards/cats-000.tar", "cats-000"),
+    ],
+)
+def test_a_pattern_of_tar_shards_is_the_recipe_folder(photos, pattern, run):
+    Path("shards").mkdir()
+    image = Path("photos/cat/0.png").read_bytes()
+    for shard in range(2):
+        members = [
+            (f"{j}.{end}", data) for j in range(4) for end, data in (("png", image), ("cls", b"%d" % (j % 2)))
+        ]
+        write_tar(Path(f"shards/cats-{shard:03d}.tar"), members)
+    recipe, overrides, name = name_recipe(pattern)
+    assert (recipe, name) == ("folder", run)
+    config = plan("train", recipe, overrides, device="cpu")
+    assert config.data.path == pattern
+    assert config.chosen["augmentation"].startswith("2 images" if run == "cats-000" else "4 images")
+    assert name_recipe(pattern, "pretrain")[::2] == ("mae-folder", f"mae-{run}")
+
+
+@pytest.mark.parametrize("pattern", ["cats-{000..001}.tar", "none/*.tar"])
+def test_a_pattern_without_files_is_named(photos, pattern):
+    recipe, overrides, _ = name_recipe(pattern)
+    with pytest.raises(InputError, match=r"^data\.path=\S+: .*(missing|no file matches)"):
+        plan("train", recipe, overrides, device="cpu")
+
+
+def test_a_folder_that_does_not_exist_is_named(photos):
+    with pytest.raises(InputError, match=r"^photoz/ does not exist: give a folder of images"):
+        name_recipe("photoz/")
+
+
+def test_options_are_those_of_the_size(photos, here):
+    done = here("train", "photos", "--options", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert "8 (set here; otherwise 256)" in " ".join(done.stdout.split())
 
 
 def test_a_packaged_name_is_a_recipe_unless_it_is_written_as_a_path(photos):

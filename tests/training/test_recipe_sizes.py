@@ -64,6 +64,10 @@ def test_auto_chooses_by_device_and_measured_time(device, machine, seconds, size
     assert word in choice.reason
 
 
+def test_auto_measures_nothing_without_data():
+    assert choose_size(CPU, None, cores=64).value == "tiny"
+
+
 @pytest.mark.parametrize(("recipe", "size"), [("cifar10", "tiny"), ("folder", "huge")])
 def test_unknown_sizes_are_one_line(recipe, size):
     with pytest.raises(InputError, match=size) as error:
