@@ -62,6 +62,7 @@ class LiveView:
         self.console = console or Console(stderr=True, highlight=False)
         self.warnings: deque[str] = deque(maxlen=SHOWN_WARNINGS)
         self._row: Mapping[str, Any] = {}
+        self._printed_row: Mapping[str, Any] = self._row  # the latest one that has a line
         self._evaluation: Mapping[str, Any] | None = None  # the latest one
         self._seen, self._stride = 0, 1
         self._first: tuple[float, float] | None = None  # step and seconds of the first row
@@ -91,8 +92,8 @@ class LiveView:
             self._live.refresh()
             self._live.stop()
             self._live = None
-        elif self._row and (self._seen - 1) % self.every:
-            self._print(self.line())
+        elif self._row is not self._printed_row:
+            self._print_row()
 
     def begin(self, summary: Summary) -> None:
         """Print the summary of a run; its first step begins."""
@@ -126,8 +127,11 @@ class LiveView:
             if max(map(len, self._history.values()), default=0) >= MAX_POINTS:
                 self._stride *= 2
                 self._history = {key: values[::2] for key, values in self._history.items()}
-        if self._live is None and (self._seen - 1) % self.every == 0:
-            self._print(self.line())
+        last = row.get("step", 0) >= self.total
+        if self._live is None and ((self._seen - 1) % self.every == 0 or last):
+            self._print_row()
+        if last:
+            self._set_phase("finishing")
 
     def warn(self, text: str) -> None:
         """Show a warning that stays in view."""
@@ -247,8 +251,17 @@ class LiveView:
     def _beat(self) -> None:
         """Print a line whenever nothing was printed for a while."""
         while not self._left.wait(max(self._printed + self._heartbeat - time.monotonic(), 0.01)):
-            if time.monotonic() - self._printed >= self._heartbeat:
-                self._print(self.line())
+            if time.monotonic() - self._printed < self._heartbeat:
+                continue
+            if self._row is self._printed_row:  # its figures are in a line above
+                parts = [f"step {self.step}/{self.total}", self._speed(), self._remaining()]
+                self._print(", ".join(part for part in parts if part))
+            else:
+                self._print_row()
+
+    def _print_row(self) -> None:
+        self._printed_row = self._row
+        self._print(self.line())
 
     def _print(self, text: str) -> None:
         self._printed = time.monotonic()

@@ -68,6 +68,33 @@ def test_a_slow_step_prints_lines():
     assert len(console.file.getvalue()) == count  # the thread ended with the view
 
 
+@pytest.mark.parametrize("rows", [10, 11, 13])
+def test_redirected_output_has_each_row_once(rows):
+    """Work after the last step, such as an evaluation, does not repeat the last row."""
+    console = Console(file=io.StringIO(), width=80)
+    with LiveView("runs/x", 10 * rows, console=console, heartbeat=0.1) as view:
+        for i in range(1, rows + 1):
+            view.advance(10 * i, 0.5)
+            view.update({"step": 10 * i, "drift": [0.1]})
+        view.info("evaluating")
+        time.sleep(0.35)
+    lines = console.file.getvalue().splitlines()
+    assert lines[-1].startswith(f"step {10 * rows}/{10 * rows}, 0.5 s/step, finishing 0:0")
+    row = f"step {10 * rows}/{10 * rows}, 0.5 s/step, drift 0.1"
+    assert lines.index("evaluating") == 1 + lines.index(row)
+    assert len([line for line in lines if "drift" in line]) == (2 if rows < 12 else 3)
+
+
+def test_an_interrupted_run_prints_its_last_row_once():
+    console = Console(file=io.StringIO(), width=80)
+    with LiveView("runs/x", 200, console=console) as view:
+        for i in range(1, 5):
+            view.advance(10 * i, 0.5)
+            view.update({"step": 10 * i, "drift": [0.1]})
+    steps = [line.split("/")[0] for line in console.file.getvalue().splitlines()]
+    assert steps == ["step 10", "step 40"]
+
+
 def test_lines_come_at_least_every_ten_seconds_by_default():
     assert LiveView("runs/x", 1)._heartbeat == 10
 
