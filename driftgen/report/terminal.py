@@ -72,7 +72,7 @@ class LiveView:
         self._seconds_per_step: float | None = None
         self._phase: str | None = None  # work that has no step yet, such as compiling
         self._phase_began = self._printed = time.monotonic()
-        self._heartbeat, self._left = heartbeat, threading.Event()
+        self._heartbeat, self._left, self._lock = heartbeat, threading.Event(), threading.Lock()
 
     def __enter__(self) -> LiveView:
         self._set_phase("preparing")
@@ -92,7 +92,7 @@ class LiveView:
             self._live.refresh()
             self._live.stop()
             self._live = None
-        elif self._row is not self._printed_row:
+        else:
             self._print_row()
 
     def begin(self, summary: Summary) -> None:
@@ -141,7 +141,9 @@ class LiveView:
             self._print(f"warning, step {step}: {text}")
 
     def info(self, text: str) -> None:
-        """Print a line above the view."""
+        """Print a line above the view; without a terminal, after the latest row."""
+        if self._live is None:
+            self._print_row()
         self._print(text)
 
     def line(self) -> str:
@@ -260,8 +262,11 @@ class LiveView:
                 self._print_row()
 
     def _print_row(self) -> None:
-        self._printed_row = self._row
-        self._print(self.line())
+        """Print the latest row, unless that is done."""
+        with self._lock:
+            if self._row is not self._printed_row:
+                self._printed_row = self._row
+                self._print(self.line())
 
     def _print(self, text: str) -> None:
         self._printed = time.monotonic()

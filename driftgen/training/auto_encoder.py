@@ -85,7 +85,7 @@ def choose_encoder(
     target = _encoder_folder(folder, config.data)
     unused = f"; {backbones[0][0]} in the cache is too slow on a CPU" if backbones else ""
     started = (target / CONFIG).is_file()
-    reason = f"{'the pretraining was interrupted' if started else f'no encoder for {shown} yet'}{unused}"
+    reason = f"there was no encoder for {shown}{unused}"
     entry = Encoder(kind="mae", path=str(target), switches=switches)
     return EncoderChoice("pretrain", entry, reason, started)
 

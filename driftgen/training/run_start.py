@@ -86,7 +86,7 @@ def with_encoder(
             _require(permission, config, path, processes)
         if not pretrain(_pretraining(config, parts), Path(path)):
             return Path(path)
-        reason = f"pretrained for this run, because there was {reason}"
+        reason = f"pretrained for this run, because {reason}"
     chosen = {**config.chosen, ENCODER: f"{path}: {reason}"}
     return config.model_copy(update={"encoders": (choice.entry,), "chosen": chosen})
 

@@ -91,8 +91,9 @@ def test_an_interrupted_run_prints_its_last_row_once():
         for i in range(1, 5):
             view.advance(10 * i, 0.5)
             view.update({"step": 10 * i, "drift": [0.1]})
+        view.info("stopped after step 40")
     steps = [line.split("/")[0] for line in console.file.getvalue().splitlines()]
-    assert steps == ["step 10", "step 40"]
+    assert steps == ["step 10", "step 40", "stopped after step 40"]
 
 
 def test_lines_come_at_least_every_ten_seconds_by_default():
