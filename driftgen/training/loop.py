@@ -337,7 +337,8 @@ class Loop:
                 f"{checkpoint.path} does not fit this configuration: {str(error).splitlines()[0]}"
             ) from None
         done = self.step >= self.config.optim.steps
-        more = f"; the run is complete (train longer: --set optim.steps={2 * self.step})" if done else ""
+        longer = f"--set optim.steps={2 * self.step} --override"
+        more = f": the run is complete; train longer with {longer}" if done else ""
         self.view.info(f"resumed after step {self.step}{more}")
 
     def _restore(self, checkpoint: Checkpoint) -> None:
