@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -80,7 +81,8 @@ def train(
         _show_options("train", recipe, changes or [], size, device)
         return
     start = [] if init is None else [f"init={init}"]
-    permission = {"pretrain": yes or (typer.confirm if sys.stdin.isatty() else False)}
+    ask = partial(typer.confirm, default=True)
+    permission = {"pretrain": yes or (ask if sys.stdin.isatty() else False)}
     settings = {"state": state, "override": override, "device": device, **permission}
     _start("train", recipe, [*(changes or []), *start], out, size, show, dry_run, settings)
 

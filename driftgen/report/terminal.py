@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 import threading
 import time
@@ -21,12 +22,13 @@ from driftgen.support.peak_memory import show_memory
 from driftgen.training.step_clock import Speed, show_duration, show_speed
 from driftgen.training.summary import Summary
 
-__all__ = ["LiveView", "facts_text", "sparkline"]
+__all__ = ["LiveView", "facts_text", "sparkline", "wrap_line"]
 
 BARS = "▁▂▃▄▅▆▇█"
 TREND = 20  # width of a sparkline
 MAX_POINTS = 400  # per curve; when reached, every second point is dropped and the sampling interval doubles
 SHOWN_WARNINGS = 4
+COMMAND = re.compile(r"(?<=: )(?:driftgen|python -m driftgen|torchrun) \S.*$")
 
 
 class LiveView:
@@ -271,7 +273,18 @@ class LiveView:
     def _print(self, text: str) -> None:
         self._printed = time.monotonic()
         console = self._live.console if self._live is not None else self.console
-        console.print(Text(text), soft_wrap=True)
+        shown = wrap_line(text, console.width) if console.is_terminal else text
+        console.print(Text(shown), soft_wrap=True)
+
+
+def wrap_line(text: str, width: int) -> str:
+    """Wrap a line at spaces. A command at its end gets a line of its own and stays whole, to be copied."""
+    if len(text) <= width:
+        return text
+    command = COMMAND.search(text)
+    head = text if command is None else text[: command.start()].rstrip()
+    lines = textwrap.wrap(head, width, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines if command is None else [*lines, f"  {command[0]}"])
 
 
 def facts_text(rows: Mapping[str, str], width: int = 80, *, whole: Collection[str] = ()) -> Text:

@@ -31,11 +31,12 @@ from driftgen.training.recipe_sizes import (
 from driftgen.training.recipes import load_recipe, recipe_names
 from driftgen.training.run_folder import CONFIG
 
-__all__ = ["ENCODER", "SIZE", "NamedRecipe", "name_recipe", "notes", "plan"]
+__all__ = ["ENCODER", "NEXT", "SIZE", "NamedRecipe", "name_recipe", "notes", "plan"]
 
 Task = Literal["train", "pretrain"]
 Config = TrainConfig | PretrainConfig
 SIZE, REASON, AUGMENTATION, ENCODER = "size", "reason of the size", "augmentation", "encoder"
+NEXT = "next"  # the run that an encoder is pretrained for
 
 
 class NamedRecipe(NamedTuple):
@@ -134,6 +135,8 @@ def plan(
 def notes(config: Config, folder: Path) -> list[str]:
     """Return one line for each automatic choice of the run in ``folder``, and what to expect."""
     chosen, lines = config.chosen, []
+    if NEXT in chosen:
+        lines.append(f"part 1 of 2: an encoder, in {folder}; part 2 is the generator, in {chosen[NEXT]}")
     if ENCODER in chosen:
         lines.append(f"encoder {chosen[ENCODER]}")
     if SIZE in chosen:

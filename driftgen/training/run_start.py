@@ -15,7 +15,7 @@ from driftgen.training.build import NO_PARTS, Parts, build_mae, check_encoder_pa
 from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.compact_state import place_state
 from driftgen.training.config import MODULE, Encoder, PretrainConfig, TrainConfig
-from driftgen.training.own_images import ENCODER, SIZE
+from driftgen.training.own_images import ENCODER, NEXT, SIZE
 from driftgen.training.recipe_sizes import size_overrides
 from driftgen.training.recipes import load_recipe
 from driftgen.training.run_folder import CHECKPOINTS, CONFIG, check_run
@@ -84,7 +84,7 @@ def with_encoder(
     if choice.how == "pretrain":
         if not choice.started:
             _require(permission, config, path, processes)
-        if not pretrain(_pretraining(config, parts), Path(path)):
+        if not pretrain(_pretraining(config, folder, parts), Path(path)):
             return Path(path)
         reason = f"pretrained for this run, because {reason}"
     chosen = {**config.chosen, ENCODER: f"{path}: {reason}"}
@@ -103,7 +103,7 @@ def planned_phases(config: TrainConfig | PretrainConfig, folder: Path, device: s
     choice = choose_encoder(config, folder, Distributed.start(device).device)
     if choice.how != "pretrain":
         return [Phase(config.model_copy(update={"encoders": (choice.entry,)}), folder)]
-    first = _pretraining(config, NO_PARTS)
+    first = _pretraining(config, folder, NO_PARTS)
     opened = open_data(config.data)
     encoder = build_mae(first.mae, opened.shape, len(opened.class_names))
     opened.close()
@@ -123,15 +123,16 @@ def _recorded_encoder(config: TrainConfig, folder: Path) -> TrainConfig | None:
     return config.model_copy(update={"encoders": recorded.encoders, "chosen": chosen})
 
 
-def _pretraining(config: TrainConfig, parts: Parts) -> PretrainConfig:
-    """Return the configuration that pretrains an encoder for a run, at the same size."""
+def _pretraining(config: TrainConfig, folder: Path, parts: Parts) -> PretrainConfig:
+    """Return the configuration that pretrains an encoder for the run in ``folder``, at the same size."""
     opened = open_data(config.data, parts.data)
     classes = len(opened.class_names)
     if parts.data is None:
         opened.close()
     size = config.chosen.get(SIZE)
     overrides = size_overrides("mae-folder", size) if size is not None else []
-    return pretrain_config(config, overrides, classes)
+    first = pretrain_config(config, overrides, classes)
+    return first.model_copy(update={"chosen": {**first.chosen, NEXT: str(folder)}})
 
 
 def _require(permission: Permission, config: TrainConfig, path: str, processes: Distributed) -> None:
@@ -141,7 +142,7 @@ def _require(permission: Permission, config: TrainConfig, path: str, processes: 
     shown = config.data.path or "this data"
     command = pretrain_command(path, config.data.path, config.chosen.get(SIZE))
     if permission.ask is not None and processes.world_size == 1:
-        if permission.ask(f"No encoder for {shown} yet. Pretrain one first, in {path}?"):
+        if permission.ask(f"Training needs an encoder for {shown}. Pretrain one first, in {path}?"):
             return
         raise InputError(f"not started: train the encoder with {command}, or use none: --set encoders=[]")
     raise InputError(

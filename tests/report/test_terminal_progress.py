@@ -7,7 +7,7 @@ import time
 import pytest
 from rich.console import Console
 
-from driftgen.report.terminal import LiveView, facts_text
+from driftgen.report.terminal import LiveView, facts_text, wrap_line
 from driftgen.training.step_clock import Speed
 from driftgen.training.summary import Summary
 
@@ -115,13 +115,28 @@ def test_the_summary_is_readable_and_its_command_whole(terminal):
     view = LiveView("runs/x", 200, console=console)
     view.begin(summary())
     view.measured(Speed(0.25, 50.0, 12.5, 3 * 2**30))
+    measured = ["measured: 0.25 s/step, 0:50 left, peak memory 3.0 GiB; the", "first step took 12.5 s"]
     assert console.file.getvalue().splitlines() == [
         "data    1,600 color images of 32x32 pixels, 4 classes;",
         "        smallest: cat with 390",
         "device  cpu",
         f"resume  {COMMAND.strip()}",
-        "measured: 0.25 s/step, 0:50 left, peak memory 3.0 GiB; the first step took 12.5 s",
+        *(measured if terminal else [" ".join(measured)]),
     ]
+
+
+def test_lines_break_at_spaces_in_a_terminal_only():
+    text = "stopped by Ctrl-C after step 17; run the same command to resume: " + COMMAND.strip()
+    assert wrap_line(text, 40).splitlines() == [
+        "stopped by Ctrl-C after step 17; run the",
+        "same command to resume:",
+        f"  {COMMAND.strip()}",  # whole, so that it can be copied
+    ]
+    assert wrap_line("a driftgen run", 40) == "a driftgen run"
+    for terminal, lines in ((True, 3), (False, 1)):
+        console = Console(width=80, file=io.StringIO(), force_terminal=terminal, color_system=None)
+        LiveView("runs/x", 200, console=console).info("size tiny: " + "the colors of a class " * 9)
+        assert len(console.file.getvalue().splitlines()) == lines
 
 
 def test_facts_without_rows():
