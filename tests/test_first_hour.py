@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -72,13 +73,13 @@ class Terminal:
         self.home, self.log = home, home / "log.txt"
         self.environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
 
-    def start(self, *words):
+    def start(self, *words, stdin=subprocess.DEVNULL):
         with self.log.open("w") as log:
             return subprocess.Popen(
                 [sys.executable, "bin/driftgen", *words],
                 cwd=self.home,
                 env=self.environment,
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
@@ -147,3 +148,29 @@ def test_the_first_hour(home):
     assert all(name in page for name in (*CLASSES, "photos/sky/07.jpg", shown))
     # The same command once more has nothing to do, and says so.
     assert "the run is complete" in terminal.run(*command)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("answer", "code", "words"),
+    [
+        ("n\n", 2, "not started: train the encoder with driftgen pretrain"),
+        (None, 130, "driftgen: interrupted"),
+    ],
+)
+def test_the_question_in_a_terminal(home, answer, code, words):
+    terminal, (keyboard, stdin) = Terminal(home), pty.openpty()
+    process = terminal.start("train", "photos/", "--device", "cpu", stdin=stdin)
+    while "Pretrain an encoder for photos first, in runs/mae-photos? [Y/n]: " not in terminal.text:
+        assert process.poll() is None, terminal.text
+        time.sleep(0.02)
+    if answer is None:
+        process.send_signal(signal.SIGINT)
+    else:
+        os.write(keyboard, answer.encode())
+    assert process.wait(timeout=300) == code, terminal.text
+    os.close(keyboard)
+    os.close(stdin)
+    assert words in terminal.text
+    assert "Traceback" not in terminal.text
+    assert not (home / "runs").exists()

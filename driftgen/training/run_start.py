@@ -142,7 +142,7 @@ def _require(permission: Permission, config: TrainConfig, path: str, processes: 
     shown = config.data.path or "this data"
     command = pretrain_command(path, config.data.path, config.chosen.get(SIZE))
     if permission.ask is not None and processes.world_size == 1:
-        if permission.ask(f"Training needs an encoder for {shown}. Pretrain one first, in {path}?"):
+        if permission.ask(f"Pretrain an encoder for {shown} first, in {path}?"):
             return
         raise InputError(f"not started: train the encoder with {command}, or use none: --set encoders=[]")
     raise InputError(

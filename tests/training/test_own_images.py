@@ -179,7 +179,7 @@ def test_without_permission_the_message_is_a_command(photos):
 def test_one_call_trains_encoder_and_generator(photos):
     asked = []
     run = dg.train("photos", device="cpu", pretrain=lambda question: asked.append(question) or True)
-    assert asked == ["Training needs an encoder for photos. Pretrain one first, in runs/mae-photos?"]
+    assert asked == ["Pretrain an encoder for photos first, in runs/mae-photos?"]
     assert run.complete
     assert run.folder == Path("runs/photos")
     assert dg.Run("runs/mae-photos").metrics[-1]["step"] == 3
