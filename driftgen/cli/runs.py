@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from functools import partial
 from pathlib import Path
@@ -216,11 +217,13 @@ def _start(
         _dry_run(config, folder, options["override"], options["device"])
         return
     start: Any = driftgen.train if task == "train" else driftgen.pretrain
-    run = start(config, folder, name=name, **options)
+    run = start(config, folder, name=Path(recipe).stem, **options)
     if not run.complete:
         raise typer.Exit(130)
     if os.environ.get("RANK", "0") == "0":
         print(run.report)
+        if task == "train" and sys.stderr.isatty():
+            print(f"sample images: driftgen sample {shlex.quote(str(folder))} -n 16", file=sys.stderr)
 
 
 def _dry_run(config: Any, folder: Path, override: bool, device: str | None) -> None:
