@@ -184,9 +184,10 @@ def accepts(entry: Architecture, option: str) -> bool:
     return option in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def registered_name(cls: type[nn.Module]) -> str | None:
-    """Return the saved name of a class; None if the class is not registered."""
-    return next((e.saved_as for e in _REGISTRY.values() if e.model is cls and e.saved_as), None)
+def registered_name(cls: type[nn.Module], *, saved: bool = True) -> str | None:
+    """Return the saved name of a class, or its name in recipes; None if the class is not registered."""
+    entry = next((e for e in _REGISTRY.values() if e.model is cls and e.saved_as), None)
+    return None if entry is None else entry.saved_as if saved else entry.name
 
 
 def _register(entry: Architecture) -> None:

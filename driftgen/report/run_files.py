@@ -141,12 +141,13 @@ class RunFiles:
         return {str(k): str(v) for k, v in about.items()} if isinstance(about, Mapping) else {}
 
     def choices(self) -> list[str]:
-        """Return one line for each automatic choice of the run: its size, encoder and augmentation."""
+        """Return one line for each automatic choice of the run: its size, networks and augmentation."""
         chosen = self.config.get("chosen")
         found = {str(k): str(v) for k, v in chosen.items()} if isinstance(chosen, Mapping) else {}
         size, reason = found.get("size"), found.get("reason of the size")
         shown = {
             "size": f"size {size} ({reason})",
+            "generator": f"generator {found.get('generator')}",
             "encoder": f"encoder {found.get('encoder')}",
             "augmentation": found.get("augmentation", ""),
         }

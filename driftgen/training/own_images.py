@@ -13,11 +13,14 @@ import torch
 from driftgen.data.images import RealData, open_images
 from driftgen.data.locate import is_pattern
 from driftgen.errors import InputError
+from driftgen.interop.saved_config import model_options
+from driftgen.model_io import load_any, registered_name
 from driftgen.support.distributed import Distributed
 from driftgen.training.auto_encoder import is_auto, pretrain_config
 from driftgen.training.build import Parts, build_mae
 from driftgen.training.config import MODULE, Encoder, PretrainConfig, TrainConfig
 from driftgen.training.dry_run import measure_run
+from driftgen.training.recipe_options import FROM_DATA
 from driftgen.training.recipe_sizes import (
     SIZED,
     SIZES,
@@ -36,6 +39,7 @@ __all__ = ["ENCODER", "NEXT", "SIZE", "NamedRecipe", "name_recipe", "notes", "pl
 Task = Literal["train", "pretrain"]
 Config = TrainConfig | PretrainConfig
 SIZE, REASON, AUGMENTATION, ENCODER = "size", "reason of the size", "augmentation", "encoder"
+GENERATOR = "generator"
 NEXT = "next"  # the run that an encoder is pretrained for
 
 
@@ -121,6 +125,11 @@ def plan(
     chosen = {SIZE: choice.value, REASON: choice.reason}
     sized = size_overrides(name, choice.value)
     config = load_recipe(name, [*sized, *overrides], task)
+    same = _generator_of_init(config, overrides, folder)
+    if same:
+        sized = [*sized, *same]
+        config = load_recipe(name, [*sized, *overrides], task)
+        chosen[GENERATOR] = f"as in {getattr(config, 'init', None)}, whose weights the run starts from"
     least = _smallest_class(config, data)
     own = any(override.startswith("data.augment") for override in overrides)
     if least is not None and least < few_images_limit() and few_images(name) and not own:
@@ -141,6 +150,8 @@ def notes(config: Config, folder: Path) -> list[str]:
         lines.append(f"encoder {chosen[ENCODER]}")
     if SIZE in chosen:
         lines.append(f"size {chosen[SIZE]} ({chosen[REASON]}): {size_note(chosen[SIZE])}")
+    if GENERATOR in chosen:
+        lines.append(f"generator {chosen[GENERATOR]}")
     if AUGMENTATION in chosen and config.task == "train":
         lines.append(f"{chosen[AUGMENTATION]}. Check for copies afterwards: driftgen neighbors {folder}")
     return lines
@@ -152,6 +163,30 @@ def _recorded_size(folder: Path | None) -> Choice | None:
         return None
     config = load_recipe(folder / CONFIG)
     return Choice(config.chosen[SIZE], config.chosen[REASON]) if SIZE in config.chosen else None
+
+
+def _generator_of_init(config: Config, overrides: Sequence[str], folder: Path | None) -> list[str]:
+    """Return the changes that give a run the generator and the image size of the model in ``init``.
+
+    Nothing changes without ``init``, or if the user chose a generator. A run that resumes keeps its own.
+    """
+    if not isinstance(config, TrainConfig) or config.init is None:
+        return []
+    if any(override.startswith("generator") for override in overrides):
+        return []
+    if folder is not None and (folder / CONFIG).is_file():
+        recorded = load_recipe(folder / CONFIG, task="train")
+        assert isinstance(recorded, TrainConfig)
+        return [
+            f"generator={recorded.generator.model_dump_json()}",
+            f"data.size={json.dumps(recorded.data.size)}",
+        ]
+    model = load_any(config.init).model
+    kind, options = registered_name(type(model), saved=False), model_options(model)
+    if kind is None or "input_size" not in options:
+        return []  # load_initial_weights names the two classes
+    own = {name: value for name, value in options.items() if name not in FROM_DATA}
+    return [f"generator={json.dumps({'kind': kind, 'options': own})}", f"data.size={options['input_size']}"]
 
 
 def _smallest_class(config: Config, data: RealData | None) -> int | None:

@@ -13,9 +13,9 @@ from driftgen.support.meta_init import on_meta_device
 from driftgen.support.option_docs import Option, describe_options, show_value
 from driftgen.training.config import AUTO, PretrainConfig, TrainConfig
 
-__all__ = ["OptionSection", "recipe_options"]
+__all__ = ["FROM_DATA", "OptionSection", "recipe_options"]
 
-FROM_DATA = ("input_size", "in_channels", "num_classes")
+FROM_DATA = ("input_size", "in_channels", "num_classes")  # options that a recipe does not set
 
 
 class OptionSection(NamedTuple):

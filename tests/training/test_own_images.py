@@ -1,6 +1,7 @@
 """One command from a folder of images to a generator."""
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -138,6 +139,39 @@ def test_few_images_are_augmented_and_said(photos):
     own = plan("train", "folder", ["data.path=photos", "data.augment.shift=0.5"], device="cpu")
     assert own.data.augment.shift == 0.5
     assert "augmentation" not in own.chosen
+
+
+@pytest.fixture
+def shipped(photos):
+    """Save a small UNet for 16 pixels and 10 classes."""
+    net = dg.generators.UNet2D(
+        input_size=16, widths=(16, 32), blocks=(1, 1), attention_levels=(), condition_size=8, num_classes=10
+    )
+    dg.DriftPipeline(net).save_pretrained("shipped")
+    return Path("shipped")
+
+
+def test_init_brings_its_generator_and_its_image_size(shipped):
+    config = plan("train", "folder", ["data.path=photos", "init=shipped"], size="tiny", device="cpu")
+    assert (config.generator.kind, config.data.size) == ("unet", 16)
+    assert config.generator.options["widths"] == [16, 32]
+    assert "as in shipped" in "".join(notes(config, Path("runs/x")))
+    own = ["data.path=photos", "init=shipped", "generator.options.depth=2", "data.size=8"]
+    assert plan("train", "folder", own, size="tiny", device="cpu").generator.kind == "mlp"
+
+
+@pytest.mark.slow
+def test_a_size_starts_from_a_model_with_one_line(shipped):
+    text = recipe_sizes.FILE.read_text()
+    recipe_sizes.FILE.write_text(text.replace("  folder:\n", "  folder:\n    init: shipped\n", 1))
+    recipe_sizes._read.cache_clear()
+    run = dg.train("photos", "runs/a", device="cpu", pretrain=True)
+    assert run.complete
+    assert run.config.init == "shipped"
+    assert run.pipeline().generator.config.widths == (16, 32)
+    assert dg.Run("runs/mae-a").config.data.size == 16
+    shutil.rmtree("shipped")  # a run that resumes needs its checkpoint only
+    assert dg.train("photos", "runs/a", device="cpu").complete
 
 
 def test_sizes_belong_to_two_recipes(photos):
