@@ -246,7 +246,8 @@ def save_model(
     Args:
         model: the model.
         folder: created if missing.
-        dtype: dtype of the saved weights; the model's own if None.
+        dtype: dtype of the saved weights; the model's own if None. ``torch.int8`` saves 8 bits per weight and
+            a scale per output channel; such a model loads in float32.
         max_shard_size: largest weight file, in bytes or as text such as ``"5GB"``. A larger model is split
             into shards with an index, in the format of transformers.
         overwrite: replace a model that the folder holds; otherwise it is an error.
@@ -259,8 +260,8 @@ def save_model(
             f"{cls} is not registered: call driftgen.register_generator or driftgen.register_encoder with "
             f"a name and {cls} before saving"
         )
-    if dtype is not None and not dtype.is_floating_point:
-        raise InputError(f"dtype={dtype}: choose a floating-point type, such as torch.bfloat16")
+    if dtype is not None and not dtype.is_floating_point and dtype != torch.int8:
+        raise InputError(f"dtype={dtype}: choose torch.int8 or a floating-point type, such as torch.bfloat16")
     config = SavedConfig(
         format="driftgen", version=VERSION, architecture=name, options=model_options(model), **facts
     )
@@ -271,11 +272,7 @@ def save_model(
     place = Path(folder)
     check_overwrite(place, overwrite)
     place.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        key: (value.to(dtype) if dtype is not None and value.is_floating_point() else value).contiguous()
-        for key, value in model.state_dict().items()
-    }
-    write_weights(place, tensors, max_shard_size)
+    write_weights(place, model.state_dict(), max_shard_size, dtype)
     count = sum(p.numel() for p in model.parameters())
     kind = _by_saved_name(name).kind
     with atomic_write(place / CARD) as scratch:

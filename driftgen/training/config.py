@@ -202,6 +202,8 @@ class TrainConfig(_Run):
     guidance: Guidance = Guidance()
     batch: Batch = Batch()
     queue: Queue = Queue()
+    # Of a feature with more vectors (locations), each step compares this many, drawn at random. Null: all.
+    vectors: Annotated[int, Field(ge=1)] | None = None
     checkpoint_blocks: bool = False
     # Compute the features of all real images once, and keep them on the device.
     cache_features: bool = False
@@ -220,6 +222,8 @@ class TrainConfig(_Run):
             raise ValueError("guidance.low must not be above guidance.high")
         if self.batch.micro > self.batch.classes:
             raise ValueError("batch.micro must not be above batch.classes")
+        if self.vectors is not None and self.loss.convention != "release":
+            raise ValueError("vectors needs loss.convention=release, whose loss is a mean over vectors")
         if not self.encoders and not self.vanilla:
             raise ValueError(
                 "encoders is empty and vanilla is false: set one of them, the drift needs a feature"
