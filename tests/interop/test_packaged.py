@@ -45,7 +45,5 @@ def test_a_folder_of_the_same_name(tmp_path, monkeypatch):
 def test_unknown_names():
     assert find_packaged("no-such-model") is None
     assert find_packaged("..") is None
-    with pytest.raises(
-        dg.InputError, match=r"no-such-model does not exist: .* the package \(.*digits"
-    ):
+    with pytest.raises(dg.InputError, match=r"no-such-model does not exist: .* the package \(.*digits"):
         dg.load_model("no-such-model")
