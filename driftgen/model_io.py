@@ -25,8 +25,9 @@ from driftgen.generators.image_mlp import ImageMLP
 from driftgen.generators.unet import UNet2D
 from driftgen.interop import hub
 from driftgen.interop.model_card import model_card
+from driftgen.interop.model_sources import find_model
 from driftgen.interop.official import is_official, load_official, read_metadata, save_official
-from driftgen.interop.run_models import RUN_MODEL, choose_weights, find_run_model
+from driftgen.interop.run_models import RUN_MODEL
 from driftgen.interop.saved_config import (
     CARD,
     CONFIG,
@@ -300,21 +301,6 @@ def load_any(source: str | Path, weights: str | None = None) -> LoadedModel:
     config = read_config(folder)
     keep = {"tokenizer", "class_names", "guidance", "source", "official"}
     return LoadedModel(_load(folder, config), folder, config.model_dump(include=keep))
-
-
-def find_model(source: str, weights: str | None = None) -> Path:
-    """Return the folder of a model, downloaded if need be.
-
-    ``source`` is a folder of :func:`save_model`, a training run, one of the authors' artifacts,
-    ``owner/repository``, or ``hf://name``. ``weights`` is one of
-    :func:`~driftgen.interop.run_models.weight_sets`; a run's first average if None.
-    """
-    folder = Path(source)
-    if source.startswith("hf://") or not folder.exists():
-        if not hub.is_hub_name(source):
-            raise InputError(f"{source} does not exist: give a folder, owner/repository, or hf://name")
-        folder = hub.fetch(source)
-    return (find_run_model(folder) or folder) if weights is None else choose_weights(folder, weights)
 
 
 def _by_saved_name(name: str) -> Architecture:

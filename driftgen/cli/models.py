@@ -19,7 +19,7 @@ def sample(
     model: Annotated[
         str,
         typer.Argument(
-            help="Saved model, training run, artifact of the authors, owner/repository, or hf://name.",
+            help="Packaged model (digits), saved model, run, artifact of the authors, owner/repository, hf://name.",
             show_default=False,
         ),
     ],

@@ -166,7 +166,7 @@ def _recorded_size(folder: Path | None) -> Choice | None:
 
 
 def _generator_of_init(config: Config, overrides: Sequence[str], folder: Path | None) -> list[str]:
-    """Return the changes that give a run the generator and the image size of the model in ``init``.
+    """Return the changes that give a run the generator and the image shape of the model in ``init``.
 
     Nothing changes without ``init``, or if the user chose a generator. A run that resumes keeps its own.
     """
@@ -180,13 +180,18 @@ def _generator_of_init(config: Config, overrides: Sequence[str], folder: Path | 
         return [
             f"generator={recorded.generator.model_dump_json()}",
             f"data.size={json.dumps(recorded.data.size)}",
+            f"data.channels={recorded.data.channels}",
         ]
     model = load_any(config.init).model
     kind, options = registered_name(type(model), saved=False), model_options(model)
-    if kind is None or "input_size" not in options:
+    if kind is None or "input_size" not in options or options.get("in_channels") not in (1, 3):
         return []  # load_initial_weights names the two classes
     own = {name: value for name, value in options.items() if name not in FROM_DATA}
-    return [f"generator={json.dumps({'kind': kind, 'options': own})}", f"data.size={options['input_size']}"]
+    return [
+        f"generator={json.dumps({'kind': kind, 'options': own})}",
+        f"data.size={options['input_size']}",
+        f"data.channels={options['in_channels']}",
+    ]
 
 
 def _smallest_class(config: Config, data: RealData | None) -> int | None:

@@ -28,7 +28,7 @@ class StepInputs(NamedTuple):
         positives: ``[C, P, ...]``, real samples of each condition.
         unconditional: ``[C, U, ...]``, additional negatives; None for none.
         unconditional_weight: ``[C]``, the weight of each unconditional negative; None for 1.
-        vectors: ``[C, K]``, draws of :class:`~driftgen.training.vector_subsets.VectorSubsets`, the same row for
+        vectors: ``[C, K]``, the draw of :class:`~driftgen.training.vector_subsets.VectorSubsets`, once for
             each condition; None for all vectors.
     """
 

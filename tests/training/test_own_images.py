@@ -160,6 +160,12 @@ def test_init_brings_its_generator_and_its_image_size(shipped):
     assert plan("train", "folder", own, size="tiny", device="cpu").generator.kind == "mlp"
 
 
+def test_a_model_of_the_package_is_named(photos):
+    config = plan("train", "folder", ["data.path=photos", "init=digits"], size="tiny", device="cpu")
+    assert (config.generator.kind, config.data.size, config.data.channels) == ("mlp", 8, 1)
+    assert config.generator.options["hidden_size"] == 256
+
+
 @pytest.mark.slow
 def test_a_size_starts_from_a_model_with_one_line(shipped):
     text = recipe_sizes.FILE.read_text()
@@ -172,6 +178,7 @@ def test_a_size_starts_from_a_model_with_one_line(shipped):
     assert dg.Run("runs/mae-a").config.data.size == 16
     shutil.rmtree("shipped")  # a run that resumes needs its checkpoint only
     assert dg.train("photos", "runs/a", device="cpu").complete
+    assert dg.train("photos", "runs/b", init="digits", device="cpu", pretrain=True).complete
 
 
 def test_sizes_belong_to_two_recipes(photos):

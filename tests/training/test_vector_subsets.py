@@ -135,7 +135,7 @@ def test_a_run_measures_and_resumes(tmp_path):
 
 
 def test_the_papers_loss_sums_over_all_vectors():
-    with pytest.raises(InputError, match="vectors needs loss.convention=release"):
+    with pytest.raises(InputError, match=r"vectors needs loss\.convention=release"):
         config("vectors=4", "loss.convention=paper")
 
 
