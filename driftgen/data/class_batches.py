@@ -121,6 +121,11 @@ class ClassIndex:
         generator = derive_generator(self.seed, UNCONDITIONAL, step)
         return labels, positives, draw_rows(everything, batch.unconditional, generator)
 
+    def wait(self) -> None:
+        """Wait until no sample is loaded in the background."""
+        if self._prefetcher is not None:
+            self._prefetcher.wait()
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return an empty dict: draws depend on step and seed only."""
         return {}
@@ -237,6 +242,11 @@ class QueueSource:
             mask = in_global_queue[places]
             self.everything.push(samples[mask], torch.zeros_like(labels[places][mask]))
         self.position = length
+
+    def wait(self) -> None:
+        """Wait until no sample is loaded in the background."""
+        if self._prefetcher is not None:
+            self._prefetcher.wait()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the queues (not copies), the position in the stream and the last step."""

@@ -53,8 +53,8 @@ class Source(Protocol):
     """Draws the real samples of each step.
 
     ``draw(step, part)`` returns the samples of the classes that the slice ``part`` selects. The samples of a
-    class do not depend on ``part``, so several processes or micro-batches can share one step. ``notes`` are
-    one-line remarks on the data.
+    class do not depend on ``part``, so several processes or micro-batches can share one step. ``wait()``
+    returns once no sample is loaded in the background. ``notes`` are one-line remarks on the data.
     """
 
     num_classes: int
@@ -62,6 +62,8 @@ class Source(Protocol):
     notes: list[str]
 
     def draw(self, step: int, part: slice = slice(None)) -> Draw: ...
+
+    def wait(self) -> None: ...
 
     def state_dict(self) -> dict[str, Tensor]: ...
 

@@ -47,7 +47,8 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     Sections without data (samples, evaluation, metrics) are left out.
     """
     run = read_run(folder)
-    frames, real, nearest = read_frames(run), read_real(run), _nearest(run)
+    frames, real = read_frames(run), read_real(run)
+    nearest, nearest_note = _nearest(run)
     charts = [make_chart(panel) for panel in run_panels(run.header, run.rows)]
     toy = read_toy(folder / TOY, demo=True)
     values: dict[str, Any] = {
@@ -84,6 +85,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
         pretrains=run.pretrains,
         sample_text=_sample_text(run, len(frames)),
         real=real,
+        nearest_note=nearest_note,
         command=command if isinstance(command, str) else "",
         environment=run.environment(),
         choices=run.choices(),
@@ -114,14 +116,14 @@ def read_real(run: RunFiles) -> Picture | None:
     return None if sheet is None else embed_sheet(sheet, SHEET_WIDTH)
 
 
-def _nearest(run: RunFiles) -> list[list[Cell]]:
-    """Return the rows of the sheet of nearest training images: a sample, then its neighbors."""
+def _nearest(run: RunFiles) -> tuple[list[list[Cell]], str]:
+    """Return the rows of the sheet of nearest training images (a sample, then its neighbors) and its note."""
     sheet = read_sheet(run.folder / SAMPLES / NEAREST)
     if sheet is None or len(sheet.captions) != len(sheet.images):
-        return []
+        return [], ""
     pictures = embed_images(list(sheet.images), CELL_WIDTH)
     cells = [Cell(picture, text) for picture, text in zip(pictures, sheet.captions, strict=True)]
-    return [cells[i : i + sheet.columns] for i in range(0, len(cells), sheet.columns)]
+    return [cells[i : i + sheet.columns] for i in range(0, len(cells), sheet.columns)], sheet.note
 
 
 def _subtitle(run: RunFiles) -> str:

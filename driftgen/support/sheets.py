@@ -38,6 +38,7 @@ class Sheet:
         row_names: one per row, or none.
         column_names: one per column, or none.
         captions: one per image, or none.
+        note: a line below the images, or none.
     """
 
     images: Sequence[Image.Image]
@@ -45,6 +46,7 @@ class Sheet:
     row_names: Sequence[str] = ()
     column_names: Sequence[str] = ()
     captions: Sequence[str] = ()
+    note: str = ""
 
     @property
     def rows(self) -> int:
@@ -98,7 +100,8 @@ def _draw(sheet: Sheet) -> tuple[Image.Image, dict[str, Any]]:
     longest = max((font.getlength(name) for name in sheet.row_names), default=0.0)
     left = round(min(longest, LONGEST)) + 14 if sheet.row_names else 0
     top = line + 4 if sheet.column_names else 0
-    picture = Image.new(grid.mode, (left + grid.width, top + grid.height), "white")
+    bottom = line + 4 if sheet.note else 0
+    picture = Image.new(grid.mode, (left + grid.width, top + grid.height + bottom), "white")
     picture.paste(grid, (left, top))
     pitch = (cell[0] + GAP, cell[1] + GAP + below)
     draw = ImageDraw.Draw(picture)
@@ -118,6 +121,9 @@ def _draw(sheet: Sheet) -> tuple[Image.Image, dict[str, Any]]:
             font,
             anchor="ma",
         )
+    if sheet.note:
+        corner = (GAP, top + grid.height + 2)
+        draw.text(corner, _fit(sheet.note, picture.width - 2 * GAP, font), INK, font, anchor="la")
     layout = {
         "count": len(sheet.images),
         "columns": sheet.columns,
@@ -128,6 +134,7 @@ def _draw(sheet: Sheet) -> tuple[Image.Image, dict[str, Any]]:
         "row_names": list(sheet.row_names),
         "column_names": list(sheet.column_names),
         "captions": list(sheet.captions),
+        "note": sheet.note,
     }
     return picture, layout
 
@@ -160,7 +167,7 @@ def _cut(picture: Image.Image, layout: dict[str, Any]) -> Sheet:
         image = picture.crop((x, y, x + width, y + height))
         # Pixels were repeated: reducing them is exact.
         images.append(image.reduce(zoom) if zoom > 1 else image)
-    return Sheet(images, columns, **names)
+    return Sheet(images, columns, **names, note=str(layout.get("note") or ""))
 
 
 def _fit(text: str, width: float, font: ImageFont.FreeTypeFont) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +22,7 @@ from driftgen.evaluation.neighbors import CosineNeighbors
 from driftgen.evaluation.real_images import load_bytes
 from driftgen.pipeline import DriftPipeline
 from driftgen.support.images import to_pil, to_uint8
-from driftgen.support.rng import RNGState
+from driftgen.support.rng import RNGState, derive_generator
 from driftgen.support.sheets import Sheet, write_sheet
 
 __all__ = ["NEAREST", "REAL", "preview_labels", "save_nearest", "save_real", "save_samples"]
@@ -28,8 +30,11 @@ __all__ = ["NEAREST", "REAL", "preview_labels", "save_nearest", "save_real", "sa
 REAL, NEAREST = "real.png", "nearest.png"  # beside step-0000000.png, ...
 CLASSES, EACH = 10, 10
 COMPARED, NEIGHBORS = 8, 5  # samples with their nearest training images, and how many of these
-BATCH = 2048  # training images compared at a time
-VALUES = 2**31  # training pixels that are compared at most: a few seconds
+# Limits of the search for nearest training images.
+SECONDS = 20.0
+MOST_IMAGES = 20_000  # read from files or from a dataset
+VALUES = 2**31  # pixels of an array in memory: a few seconds
+BATCH_VALUES = 2**24  # pixels compared at a time
 
 
 def preview_labels(num_classes: int) -> list[int]:
@@ -76,38 +81,106 @@ def save_real(data: RealData, pipe: DriftPipeline, path: Path) -> Path | None:
     return write_sheet(path, Sheet(pictures, EACH, row_names(data.class_names)))
 
 
-def save_nearest(samples: Tensor, num_classes: int, data: RealData, path: Path) -> Path | None:
+def save_nearest(
+    samples: Tensor,
+    num_classes: int,
+    data: RealData,
+    path: Path,
+    info: Callable[[str], None] = lambda text: None,
+) -> Path | None:
     """Write a sheet of a few samples beside their nearest training images: cosine similarity of pixels.
 
-    ``samples`` are those of :func:`save_samples`. Returns None unless the training images are an array in
-    memory of the same shape, and few enough to search within seconds on a CPU.
+    The search takes about ``SECONDS`` at most. It reads at most ``MOST_IMAGES`` images, chosen at random,
+    unless the data are an array in memory. A line below the sheet says how many were compared. No other
+    thread may load the data at the same time.
+
+    Args:
+        samples: those of :func:`save_samples`.
+        num_classes: number of classes of the model.
+        data: training images.
+        path: of the sheet.
+        info: receives the reason as one line if the images cannot be read: a sheet must not end a run.
+
+    Returns:
+        The path; None if there is no sheet, because the data are latents or have too few images.
     """
-    known, images = len(data.labels), samples.shape[1:]
-    if not isinstance(data, ArrayImages) or known <= NEIGHBORS or known * images.numel() > VALUES:
+    if len(data.labels) <= NEIGHBORS or tuple(samples.shape[1:]) != tuple(data.shape):
         return None
-    training, labels = plain(data), preview_labels(num_classes)
-    step = EACH if num_classes > 1 else 1
+    labels, step = preview_labels(num_classes), EACH if num_classes > 1 else 1
     chosen = list(range(0, len(labels), step))[:COMPARED]
     queries = torch.from_numpy(to_uint8(samples[chosen])).permute(0, 3, 1, 2)
-    if load_bytes(training, torch.arange(1)).shape[1:] != queries.shape[1:]:
-        return None  # random crops of larger images
-    encoder = load_encoder(PIXELS)
-    search = CosineNeighbors(encoder(queries), NEIGHBORS)
-    for batch in torch.arange(known).split(BATCH):
-        search.update(encoder(load_bytes(training, batch)))
+    before = RNGState.save(torch.device("cpu"))  # datasets passed from Python may draw
+    try:
+        nearest = _search(queries, data)
+    except Exception as error:  # datasets passed from Python may raise anything
+        info(f"no nearest training images in the report: {' '.join(str(error).split())[:300]}")
+        return None
+    finally:
+        before.restore(torch.device("cpu"))
     pictures: list[Image.Image] = []
     captions: list[str] = []
     names = data.class_names if num_classes > 1 else [""] * num_classes
-    for sample, indices, similarities in zip(chosen, search.indices, search.similarities, strict=True):
-        found = load_bytes(training, indices).float() / 127.5 - 1
-        pictures += to_pil(to_uint8(torch.cat([samples[sample, None].cpu(), found.cpu()])))
+    for query, sample, images, indices, similarities in zip(queries, chosen, *nearest[:3], strict=True):
+        pictures += to_pil(torch.cat([query[None], images]).permute(0, 2, 3, 1).numpy())
         captions.append(names[labels[sample]])
         captions += [
             _caption(value, names[int(data.labels[i])])
             for i, value in zip(indices.tolist(), similarities.tolist(), strict=True)
         ]
     columns = ("sample", *("nearest" if k == 1 else f"{k}." for k in range(1, NEIGHBORS + 1)))
-    return write_sheet(path, Sheet(pictures, 1 + NEIGHBORS, (), columns, captions))
+    note = _comparison(nearest.compared, len(data.labels))
+    return write_sheet(path, Sheet(pictures, 1 + NEIGHBORS, (), columns, captions, note))
+
+
+class _Nearest(NamedTuple):
+    """The nearest training images of n samples.
+
+    Attributes:
+        images: uint8 ``[n, NEIGHBORS, C, H, W]``.
+        indices: ``[n, NEIGHBORS]``, indices of these images in the data.
+        similarities: ``[n, NEIGHBORS]``, highest first.
+        compared: number of training images that the samples were compared with.
+    """
+
+    images: Tensor
+    indices: Tensor
+    similarities: Tensor
+    compared: int
+
+
+def _search(queries: Tensor, data: RealData) -> _Nearest:
+    """Find the nearest training images of uint8 images ``[n, C, H, W]`` within the limits above.
+
+    The images found are kept, not loaded again: a dataset passed from Python may return other pixels then.
+    """
+    started, training, values = time.monotonic(), plain(data), queries[0].numel()
+    order, batch_size = torch.arange(len(data.labels)), max(BATCH_VALUES // values, 8)
+    if isinstance(data, ArrayImages):
+        most, batch_size = VALUES // values, min(batch_size, 2048)
+    else:
+        most, batch_size = MOST_IMAGES, min(batch_size, 64)
+    if not isinstance(data, ArrayImages) or most < len(order):  # time may run out before the last image
+        order = torch.randperm(len(order), generator=derive_generator(len(order)))[:most]
+    encoder = load_encoder(PIXELS)
+    search = CosineNeighbors(encoder(queries), NEIGHBORS)
+    kept: dict[int, Tensor] = {}
+    for part in order.split(batch_size):
+        first = search.seen
+        if first > NEIGHBORS and time.monotonic() - started > SECONDS:
+            break
+        images = _fit(load_bytes(training, part).cpu().float(), data.shape).round().to(torch.uint8)
+        search.update(encoder(images))
+        wanted = set(search.indices.flatten().tolist())
+        kept = {i: image for i, image in kept.items() if i in wanted}
+        kept |= {i: images[i - first].clone() for i in wanted if i >= first}
+    rows = [torch.stack([kept[i] for i in row]) for row in search.indices.tolist()]
+    return _Nearest(torch.stack(rows), order[search.indices], search.similarities, search.seen)
+
+
+def _comparison(count: int, known: int) -> str:
+    if count == known:
+        return f"compared with all {known:,} training images"
+    return f"compared with {count:,} of {known:,} training images, chosen at random"
 
 
 def plain(data: RealData) -> RealData:

@@ -266,7 +266,8 @@ class Training:
         if self.last is None:  # no thread loads data yet
             save_real(self.data, pipe, path.with_name(REAL))
         if self.done == self.config.optim.steps:
-            save_nearest(samples, classes, self.data, path.with_name(NEAREST))
+            self.source.wait()  # data must not be loaded by two threads at once
+            save_nearest(samples, classes, self.data, path.with_name(NEAREST), self.info)
         return path
 
     def save_models(self, models: Mapping[str, nn.Module], folder: Path, step: int) -> None:

@@ -100,6 +100,7 @@ def write_run(
         sheet(("", "")).images,
         3,
         captions=["cat", "0.912 (cat)", "0.9 (dog)", "dog", "0.8 (cat)", "0.7 (dog)"],
+        note="compared with 20,000 of 50,000 training images, chosen at random",
     )
     write_sheet(folder / "samples" / "nearest.png", found)
     return folder
@@ -133,6 +134,7 @@ def test_the_page_of_a_run(tmp_path):
     assert page.texts("h3")[:2] == ["Generated", "Real images"]
     captions = ["cat", "0.912 (cat)", "0.9 (dog)", "dog", "0.8 (cat)", "0.7 (dog)"]
     assert [c["text"] for c in page.all("figcaption") if c.get("title")] == captions
+    assert any("compared with 20,000 of 50,000 training images" in text for text in page.texts("p"))
     facts = " ".join(page.texts("table"))
     assert "samples per second, median 10" in facts
     assert "torch 2.13.0" in facts
@@ -251,7 +253,8 @@ def poisoned_run(folder):
     for step in (0, 20):
         write_sheet(folder / "samples" / f"step-{step:07d}.png", sheet(names))
     write_sheet(folder / "samples" / "real.png", sheet(names))
-    write_sheet(folder / "samples" / "nearest.png", Sheet(sheet(("",)).images, 3, captions=[POISON] * 3))
+    nearest = Sheet(sheet(("",)).images, 3, captions=[POISON] * 3, note=POISON)
+    write_sheet(folder / "samples" / "nearest.png", nearest)
     text = json.dumps({"about": POISON, "x" + POISON: POISON, "optim": {"steps": 20}})  # JSON is YAML
     (folder / "config.yaml").write_text(text)
     (folder / "evaluation.json").write_text(json.dumps(poisoned(EVALUATION)))

@@ -41,6 +41,18 @@ def test_names_and_captions_survive_and_are_drawn(tmp_path):
         assert (np.asarray(image) == 255).all()  # and never on an image
 
 
+def test_a_note_is_drawn_below_the_images(tmp_path):
+    images = [Image.new("L", (64, 64), 255)] * 4
+    for captions in ((), ("a", "b", "c", "d")):
+        without = write_sheet(tmp_path / "a.png", Sheet(images, 2, captions=captions))
+        path = write_sheet(tmp_path / "b.png", Sheet(images, 2, captions=captions, note="all images"))
+        read = read_sheet(path)
+        assert (read.note, tuple(read.captions), len(read.images)) == ("all images", captions, 4)
+        above, drawn = np.asarray(Image.open(without)), np.asarray(Image.open(path))
+        assert np.array_equal(drawn[: len(above)], above)
+        assert (drawn[len(above) :] < 255).any()
+
+
 def save(path, text):
     info = PngInfo()
     info.add_text(KEY, text)

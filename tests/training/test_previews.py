@@ -79,21 +79,11 @@ def test_nearest_training_images_are_those_of_a_full_search(task, tmp_path):
         cosine = rows @ query / rows.norm(dim=1) / query.norm()
         best = cosine.argsort(descending=True)[:5]
         assert np.array_equal(cell[0].ravel(), query.numpy())
-        # Levels are stored as floats in between: they may round to the next byte.
-        assert np.abs(cell[1:].reshape(5, 64) - rows[best].numpy()).max() <= 1
+        assert np.array_equal(cell[1:].reshape(5, 64), rows[best].numpy())
         names = [str(int(exact.labels[i])) for i in best]
         expected = [f"{cosine[i]:.3f} ({n})" for i, n in zip(best, names, strict=True)]
         assert list(sheet.captions[6 * row + 1 : 6 * row + 6]) == expected
         assert sheet.captions[6 * row] == str(row)
-
-
-def test_no_search_where_it_would_be_slow_or_wrong(task, tmp_path, monkeypatch):
-    samples = torch.zeros(100, 1, 8, 8)
-    monkeypatch.setattr("driftgen.training.previews.VALUES", 1000)
-    assert save_nearest(samples, 10, task.data, tmp_path / "nearest.png") is None
-    monkeypatch.undo()
-    assert save_nearest(torch.zeros(100, 1, 9, 9), 10, task.data, tmp_path / "nearest.png") is None
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_single_class_fills_the_sheet(tmp_path):
