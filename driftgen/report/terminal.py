@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from driftgen.support.peak_memory import show_memory
+from driftgen.support.progress import RightMargin
 from driftgen.training.step_clock import Speed, show_duration, show_speed
 from driftgen.training.summary import Summary
 
@@ -209,7 +210,7 @@ class LiveView:
         for text in tuple(self.warnings):
             warnings.add_row(Text("!", "bold yellow"), Text(text))
         parts += [warnings] if self.warnings else []
-        return Group(*parts)
+        return RightMargin(Group(*parts))
 
     def _figures(self) -> list[tuple[str, str, str, str]]:
         row, figures = self._row, []

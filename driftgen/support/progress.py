@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -21,9 +21,29 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-__all__ = ["drawing", "track"]
+__all__ = ["RightMargin", "drawing", "track"]
 
 EVERY_SECONDS = 10.0  # between lines of redirected output
+ECHO = 4  # columns of ^C, pressed twice
+
+
+class RightMargin:
+    """Content of a live view that leaves the last columns free, where a terminal echoes ^C.
+
+    At the end of a full line the echo would wrap. The next refresh would then begin one line too low and
+    leave a second copy of the first line.
+    """
+
+    def __init__(self, content: RenderableType) -> None:
+        self.content = content
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from console.render(self.content, options.update_width(max(options.max_width - ECHO, 1)))
+
+
+class _Bar(Progress):
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield RightMargin(self.make_tasks_table(self.tasks))
 
 
 class _Rate(ProgressColumn):
@@ -56,7 +76,7 @@ def track(
         TimeRemainingColumn(table_column=Column(no_wrap=True)),
         TextColumn("{task.fields[value]}", table_column=Column(no_wrap=True)),
     )
-    with Progress(*columns, console=console, expand=True) as progress:
+    with _Bar(*columns, console=console, expand=True) as progress:
         task = progress.add_task(escape(title), total=total, value=metric)
         yield lambda step, value: progress.update(task, completed=step, value=f"{metric} {value:.3g}")
 
