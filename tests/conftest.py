@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tests.support import fork_server
+from tests.support import fork_server, libraries
 
 # Without a GPU the kernels run in Triton's interpreter. Triton reads this variable when it is imported, which
 # importing driftgen may do.
@@ -40,8 +40,8 @@ def pytest_collection_modifyitems(items):
 
 
 def cpu_seconds():
-    """Return the CPU time of this process and of the children that have ended."""
-    return sum(os.times()[:4]) + fork_server.seconds_of_children
+    """Return the CPU time of this process and of the children that have ended, without large imports."""
+    return sum(os.times()[:4]) + fork_server.seconds_of_children - libraries.import_seconds
 
 
 @pytest.hookimpl(wrapper=True)

@@ -48,7 +48,10 @@ DryRun = Annotated[
 ]
 Init = Annotated[
     str | None,
-    typer.Option(help="Start from the weights of this model: a folder, a run, owner/repository, hf://name."),
+    typer.Option(
+        help="Start from the weights of this model: a folder, a run, owner/repository, hf://name, or a model "
+        "that ships with the package (digits)."
+    ),
 ]
 
 

@@ -254,6 +254,7 @@ def start_run(
     processes = Distributed.start(place)
     try:
         folder = Path(out) if out is not None else fresh_folder(name, processes)
+        told: set[str] = set()  # notes that the first of two parts printed
 
         def run(config: Config, folder: Path, name: str, state: str | Path | None = None) -> bool:
             temperatures = config.loss.temperatures if isinstance(config, TrainConfig) else ()
@@ -262,7 +263,8 @@ def start_run(
 
             console = Console(stderr=True, highlight=False, quiet=not processes.is_main)
             with view(str(folder), config.optim.steps, temperatures, console=console) as shown:
-                for line in notes(config, folder):
+                for line in [line for line in notes(config, folder) if line not in told]:
+                    told.add(line)
                     shown.info(line)
                 if state is not None:
                     place_compact_state(state, folder, config, override, processes, shown)

@@ -8,6 +8,7 @@ import pytest
 import typer
 
 from driftgen.cli import app
+from driftgen.interop.packaged import packaged_names
 
 # Every command and every group of commands, by its words.
 ALL = [
@@ -68,3 +69,9 @@ def test_help_of_a_command(words, here, monkeypatch):
 def test_options_with_a_value_keep_their_type(here):
     assert "<float>" in here("sample", "--help").stdout
     assert "<int>" in here("toy", "--help").stdout
+
+
+def test_the_help_of_init_names_every_packaged_model():
+    (option,) = (p for p in typer.main.get_command(app).commands["train"].params if p.name == "init")
+    for name in packaged_names():
+        assert name in option.help

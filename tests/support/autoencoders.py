@@ -1,8 +1,9 @@
 """Small autoencoders for tests: diffusers networks, and state dicts in TAESD's layout."""
 
-import pytest
 import torch
 from safetensors.torch import save_file
+
+from tests.support.libraries import import_library
 
 # Latents of 3x5: torch draws normals 16 at a time, so multiples of 16 would hide the order of the draws.
 X = torch.rand(5, 3, 12, 20, generator=torch.Generator().manual_seed(0)) * 2 - 1
@@ -18,7 +19,7 @@ def close(a, b, tolerance=1e-5):
 
 def kl_network(channels=4, levels=3):
     """Build diffusers' AutoencoderKL; every level but one halves the side."""
-    diffusers = pytest.importorskip("diffusers")
+    diffusers = import_library("diffusers", "AutoencoderKL")
     torch.manual_seed(0)
     return diffusers.AutoencoderKL(
         block_out_channels=(8,) * levels,
@@ -30,7 +31,7 @@ def kl_network(channels=4, levels=3):
 
 
 def tiny_network():
-    diffusers = pytest.importorskip("diffusers")
+    diffusers = import_library("diffusers", "AutoencoderTiny")
     torch.manual_seed(0)
     return diffusers.AutoencoderTiny(
         encoder_block_out_channels=(8, 8, 8),

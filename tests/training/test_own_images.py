@@ -217,9 +217,12 @@ def test_without_permission_the_message_is_a_command(photos):
 
 
 @pytest.mark.slow
-def test_one_call_trains_encoder_and_generator(photos):
+def test_one_call_trains_encoder_and_generator(photos, capsys):
     asked = []
     run = dg.train("photos", device="cpu", pretrain=lambda question: asked.append(question) or True)
+    said = capsys.readouterr().err
+    assert said.count("size tiny (no GPU") == 1  # not again for the second part
+    assert said.index("size tiny") < said.index("encoder runs/mae-photos: pretrained")
     assert asked == ["Pretrain an encoder for photos first, in runs/mae-photos?"]
     assert run.complete
     assert run.folder == Path("runs/photos")
@@ -232,7 +235,9 @@ def test_one_call_trains_encoder_and_generator(photos):
     # The same call resumes, without an answer.
     assert dg.train("photos", "runs/photos", device="cpu", pretrain=lambda question: False).complete
     # Another run on the same photos finds the encoder.
+    capsys.readouterr()
     second = dg.train("photos", "runs/second", device="cpu")
+    assert capsys.readouterr().err.count("size tiny (no GPU") == 1
     assert "lies in runs/mae-photos" in second.config.chosen["encoder"]
 
 
