@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.support.fork_server import start_code
+
 ROOT = Path(__file__).parents[1]
 CLASSES = ("apple", "sky")
 # The command as it is installed, with sizes that take seconds. Everything else is what a user runs.
@@ -20,7 +22,8 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from driftgen.training import recipe_sizes
-recipe_sizes.FILE = Path(__file__).with_name("sizes.yaml")
+recipe_sizes.FILE = Path("bin/sizes.yaml")
+sys.argv[0] = "bin/driftgen"
 from driftgen.cli import main
 main()
 """
@@ -67,22 +70,24 @@ def home(tmp_path):
 
 
 class Terminal:
-    """Runs commands in a folder; their output goes to a file."""
+    """Runs commands in a folder; their output goes to a file.
+
+    Attributes:
+        installed: start the program in a new interpreter; otherwise in a fork that has torch already.
+    """
 
     def __init__(self, home):
-        self.home, self.log = home, home / "log.txt"
+        self.home, self.log, self.installed = home, home / "log.txt", False
         self.environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
 
     def start(self, *words, stdin=subprocess.DEVNULL):
         with self.log.open("w") as log:
-            return subprocess.Popen(
-                [sys.executable, "bin/driftgen", *words],
-                cwd=self.home,
-                env=self.environment,
-                stdin=stdin,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+            streams = {"stdin": stdin, "stdout": log.fileno(), "stderr": log.fileno()}
+            if self.installed:
+                command = [sys.executable, "bin/driftgen", *words]
+                return subprocess.Popen(command, cwd=self.home, env=self.environment, **streams)
+            streams["stdin"] = None if stdin == subprocess.DEVNULL else stdin
+            return start_code(PROGRAM, *words, cwd=self.home, env=self.environment, **streams)
 
     def run(self, *words, code=0):
         assert self.start(*words).wait(timeout=300) == code, self.text
@@ -115,7 +120,9 @@ def test_the_first_hour(home):
     shown = f"driftgen {' '.join(command)}"
 
     # Ctrl-C during the pretraining, then during the training of the generator: the same command resumes.
+    terminal.installed = True
     text = terminal.interrupt("runs/mae-photos", *command)
+    terminal.installed = False
     assert "23 color images of 8x8 pixels, 2 classes" in " ".join(text.split())
     assert "1 left out: photos/sky/07.jpg" in text
     assert f"run the same command to resume: {shown}\n" in text
