@@ -154,13 +154,11 @@ def _search(queries: Tensor, data: RealData) -> _Nearest:
     The images found are kept, not loaded again: a dataset passed from Python may return other pixels then.
     """
     started, training, values = time.monotonic(), plain(data), queries[0].numel()
-    order, batch_size = torch.arange(len(data.labels)), max(BATCH_VALUES // values, 8)
-    if isinstance(data, ArrayImages):
-        most, batch_size = VALUES // values, min(batch_size, 2048)
-    else:
-        most, batch_size = MOST_IMAGES, min(batch_size, 64)
-    if not isinstance(data, ArrayImages) or most < len(order):  # time may run out before the last image
-        order = torch.randperm(len(order), generator=derive_generator(len(order)))[:most]
+    most, batch_size = (VALUES // values, 2048) if isinstance(data, ArrayImages) else (MOST_IMAGES, 64)
+    batch_size = min(batch_size, max(BATCH_VALUES // values, 8))
+    known = len(data.labels)
+    # In random order, because time may run out before the last image.
+    order = torch.randperm(known, generator=derive_generator(known))[: max(most, NEIGHBORS + 1)]
     encoder = load_encoder(PIXELS)
     search = CosineNeighbors(encoder(queries), NEIGHBORS)
     kept: dict[int, Tensor] = {}
