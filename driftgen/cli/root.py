@@ -13,6 +13,7 @@ from driftgen.cli.bench import bench
 from driftgen.cli.evaluate import evaluate
 from driftgen.cli.help_format import App
 from driftgen.cli.neighbors_command import neighbors
+from driftgen.cli.policies import policy
 from driftgen.cli.report_command import report
 from driftgen.errors import InputError
 
@@ -56,6 +57,7 @@ app.command()(report)
 app.command("eval")(evaluate)
 app.command()(neighbors)
 app.command()(studies.ablate)
+app.add_typer(policy, name="policy")
 app.add_typer(models.convert, name="convert")
 app.add_typer(bench, name="bench")
 
