@@ -31,6 +31,10 @@ KNOWS = {
         *("data", "drift", "evaluation", "features", "generators", "interop", "ops", "support"),
         *("tokenizers", "training"),
     },
+    "policy": {
+        *("data", "drift", "evaluation", "features", "generators", "interop", "ops", "support", "tokenizers"),
+        "training",
+    },
     "demo": {
         *("data", "drift", "evaluation", "features", "generators", "interop", "ops", "report", "support"),
         *("tokenizers", "training"),
@@ -40,8 +44,8 @@ KNOWS = {
         *("tokenizers", "training"),
     },
     "cli": {
-        *("bench", "data", "drift", "evaluation", "features", "generators", "interop", "ops", "report"),
-        *("support", "tokenizers", "training"),
+        *("bench", "data", "drift", "evaluation", "features", "generators", "interop", "ops", "policy"),
+        *("report", "support", "tokenizers", "training"),
     },
     # Where training and report meet, in dg.train and dg.pretrain: imported on first use.
     "__init__": {
