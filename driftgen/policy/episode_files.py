@@ -234,7 +234,8 @@ def _read_kitchen(path: Path, wanted: str | None, limit: int | None, subset: str
     if mask.ndim != 2 or observations.shape[:2] != mask.shape or actions.shape[:2] != mask.shape:
         shapes = (f"{name} {list(array.shape)}" for name, array in zip(KITCHEN, arrays, strict=True))
         raise InputError(
-            f"{path}: shapes are {', '.join(shapes)}: expected [episodes, steps, ...] of the same episodes and steps"
+            f"{path}: shapes are {', '.join(shapes)}: expected [episodes, steps, ...], "
+            "episodes and steps of all three equal"
         )
     # The authors of the data publish [steps, episodes]; Diffusion Policy reads [episodes, steps].
     if not _is_prefix(mask):

@@ -50,8 +50,8 @@ def read_lerobot(path: Path, wanted: str | None, limit: int | None) -> Episodes:
     missing = [key for key in keys if key not in stored]
     if missing or not keys:
         raise InputError(
-            f"{path} has no column {missing[0] if missing else STATE}: choose from {', '.join(stored) or '(none)'}; "
-            "store frames as images, videos are not decoded"
+            f"{path} has no column {missing[0] if missing else STATE}: choose from "
+            f"{', '.join(stored) or '(none)'}; store frames as images, videos are not decoded"
         )
     episode, frame = (table[name].to_numpy().astype(np.int64) for name in ("episode_index", "frame_index"))
     order = np.lexsort((frame, episode))

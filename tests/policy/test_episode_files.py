@@ -153,7 +153,7 @@ def test_kitchen_arrays_in_both_orders(tmp_path, steps_first):
     with pytest.raises(InputError, match="expected \\[episodes, steps"):
         open_episodes(tmp_path)
     (tmp_path / "actions_seq.npy").unlink()
-    with pytest.raises(InputError, match="actions_seq.npy cannot be read"):
+    with pytest.raises(InputError, match=r"actions_seq.npy cannot be read"):
         open_episodes(tmp_path)
 
 
@@ -190,7 +190,7 @@ def test_lerobot_parquet(tmp_path):
     assert np.array_equal(episodes.observations["observation.image"], frames)
     assert np.array_equal(episodes.actions, 10 * state)
     assert open_episodes(tmp_path, "observation.state", limit=1).shapes == {"observation.state": (2,)}
-    with pytest.raises(InputError, match="has no column observation.images.top"):
+    with pytest.raises(InputError, match=r"has no column observation.images.top"):
         open_episodes(tmp_path, "observation.images.top")
 
 
