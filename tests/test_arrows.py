@@ -31,10 +31,7 @@ KNOWS = {
         *("data", "drift", "evaluation", "features", "generators", "interop", "ops", "support"),
         *("tokenizers", "training"),
     },
-    "policy": {
-        *("data", "drift", "evaluation", "features", "generators", "interop", "ops", "support", "tokenizers"),
-        "training",
-    },
+    "policy": {"features", "generators", "interop", "ops", "support"},
     "demo": {
         *("data", "drift", "evaluation", "features", "generators", "interop", "ops", "report", "support"),
         *("tokenizers", "training"),
