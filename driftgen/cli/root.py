@@ -8,12 +8,11 @@ from typing import Annotated, Any
 import typer
 
 import driftgen
-from driftgen.cli import models, runs, studies, toys
+from driftgen.cli import models, policies, runs, studies, toys
 from driftgen.cli.bench import bench
 from driftgen.cli.evaluate import evaluate
 from driftgen.cli.help_format import App
 from driftgen.cli.neighbors_command import neighbors
-from driftgen.cli.policies import policy
 from driftgen.cli.report_command import report
 from driftgen.errors import InputError
 
@@ -57,8 +56,8 @@ app.command()(report)
 app.command("eval")(evaluate)
 app.command()(neighbors)
 app.command()(studies.ablate)
-app.add_typer(policy, name="policy")
 app.add_typer(models.convert, name="convert")
+app.add_typer(policies.policy, name="policy")
 app.add_typer(bench, name="bench")
 
 

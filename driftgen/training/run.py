@@ -262,9 +262,7 @@ def start_run(
     return Run(folder, parts, complete, report)
 
 
-def resolve(
-    task: Command, recipe: str | Path | RunConfig, changes: Mapping[str, Any]
-) -> tuple[RunConfig, Parts]:
+def resolve(task: Command, recipe: Any, changes: Mapping[str, Any]) -> tuple[RunConfig, Parts]:
     """Return the configuration of a recipe with its changes, and the parts that were passed from Python."""
     values, data, networks = dict(changes), None, {}
     if not isinstance(values.get("data", {}), Mapping) or is_dataset_dict(values.get("data")):
