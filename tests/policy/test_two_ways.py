@@ -56,4 +56,4 @@ def test_drifting_uses_both_ways_and_regression_does_not(tmp_path):
     assert 0.2 < drifting.above.mean() < 0.8
     baseline = dg.train("two-ways", tmp_path / "regression", device="cpu", method="regression")
     regression = navigate(baseline.policy(), rollouts=100)
-    assert regression.success.mean() < 0.8
+    assert regression.success.mean() < 0.5
