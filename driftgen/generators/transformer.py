@@ -135,7 +135,8 @@ class ChunkTransformer(nn.Module):
             mask = torch.ones(c.horizon, c.horizon, dtype=torch.bool, device=x.device).triu(1)
         for layer in self.layers:
             x = layer(x, context, tgt_mask=mask)
-        chunks: Tensor = self.output(self.final_norm(x))
+        with torch.autocast(x.device.type, enabled=False):  # actions need more than the 8 bits of bfloat16
+            chunks: Tensor = self.output(self.final_norm(x.to(dtype)))
         return chunks
 
     def sample_noise(self, n: int, generator: torch.Generator | None = None) -> Tensor:

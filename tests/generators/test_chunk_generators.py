@@ -116,3 +116,13 @@ def test_presets_grow():
         assert sizes[0] < sizes[1]
     with pytest.raises(dg.InputError, match="preset='huge' is not known"):
         UNet1D.preset("huge")
+
+
+@KINDS
+def test_actions_are_float32_under_autocast(kind):
+    net = build(kind)
+    noise, condition = net.sample_noise(3), torch.randn(3, 2, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        chunks = net(noise, condition)
+    assert chunks.dtype == torch.float32
+    torch.testing.assert_close(chunks, net(noise, condition), atol=0.05, rtol=0)

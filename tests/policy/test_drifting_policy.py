@@ -143,3 +143,13 @@ def test_wrong_observations_are_one_line(tmp_path):
     dg.save_model(policy.network.generator, tmp_path / "g")
     with pytest.raises(dg.InputError, match="holds a UNet1D, no policy"):
         dg.DriftingPolicy.from_pretrained(tmp_path / "g")
+
+
+def test_weights_of_half_the_size_act_in_float32(tmp_path):
+    policy = build()
+    policy.save_pretrained(tmp_path / "p", dtype=torch.bfloat16)
+    loaded = dg.DriftingPolicy.from_pretrained(tmp_path / "p")
+    states = np.full((1, 2, 1), 3.0)
+    chunks = loaded.predict({STATE: states}, seed=0)
+    assert chunks.dtype == np.float32
+    np.testing.assert_allclose(chunks, policy.predict({STATE: states}, seed=0), atol=6)  # of 512

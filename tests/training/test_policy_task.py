@@ -142,6 +142,15 @@ def test_the_step_is_the_drifting_loss_of_each_observation():
     torch.testing.assert_close(task.compute_gradient(3), expected.loss.detach())
 
 
+def test_bfloat16_networks_compare_chunks_in_float32():
+    task = PolicyTraining(config(precision="bfloat16"), CPU)
+    task.compute_gradient(0)
+    assert {t.dtype for t in (task.last.generated["global"], task.last.positives["global"])} == {
+        torch.float32
+    }
+    assert torch.equal(task.last.positives["global"].squeeze(2), task.draw(0).positives.flatten(2))
+
+
 def test_one_large_group_is_the_loss_of_the_joint_samples():
     task = PolicyTraining(config(joint=Joint(groups=2, weight=0.5)), CPU)
     inputs = task.draw(3)
