@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from driftgen.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     import torch
@@ -82,6 +83,8 @@ def train(
     device: str | torch.device | None = None,
     name: str | None = None,
     override: bool = False,
+    size: str | None = None,
+    pretrain: bool | Callable[[str], bool] = False,
     **changes: Any,
 ) -> Run:
     """Train a one-step generator or a policy, as ``driftgen train`` does: same loop, checkpoints, resume and
@@ -91,9 +94,11 @@ def train(
 
         run = dg.train("digits", data=(images, labels), generator=net, optim={"steps": 500})
         run.pipeline()(labels=[0, 1], seed=0)
+        dg.train("photos", pretrain=True)  # a folder of images; trains an encoder for them first
 
     Args:
-        recipe: name of a packaged recipe, path of a ``.yaml`` file, or a configuration.
+        recipe: name of a packaged recipe, path of a ``.yaml`` file, a configuration, or the path of a folder
+            or an array of images for the recipe ``folder``.
         out: folder of the run; a run in it is resumed. None creates ``runs/RECIPE``, with a number if that
             exists.
         data: arrays ``(images, labels)`` or ``images``, from NumPy or PyTorch; a dataset of (image, label);
@@ -111,6 +116,10 @@ def train(
         device: ``"cpu"`` or ``"cuda"``; a GPU if there is one and this is None.
         name: name of the run in its report; that of the recipe if None.
         override: resume a run although its configuration differs.
+        size: ``"auto"``, ``"tiny"``, ``"small"`` or ``"base"``, for the recipe ``folder``; None for auto.
+        pretrain: permission to pretrain an encoder first, if the recipe says ``encoders: auto`` and there is
+            none for this data; a function that gets the question and returns the answer is called. If
+            pretraining is interrupted, the run of the encoder is returned.
         changes: values of the recipe, by section (``optim={"steps": 100}``) or by dotted key
             (``**{"optim.steps": 100}``).
     """
@@ -127,6 +136,8 @@ def train(
         device=device,
         name=name,
         override=override,
+        size=size,
+        pretrain=pretrain,
     )
 
 
@@ -139,6 +150,7 @@ def pretrain(
     device: str | torch.device | None = None,
     name: str | None = None,
     override: bool = False,
+    size: str | None = None,
     **changes: Any,
 ) -> Run:
     """Train an encoder (a masked autoencoder), as ``driftgen pretrain`` does. See :func:`train`."""
@@ -152,16 +164,22 @@ def pretrain(
         device=device,
         name=name,
         override=override,
+        size=size,
     )
 
 
-def _start_run(task: Any, recipe: Any, out: Any, changes: dict[str, Any], **options: Any) -> Run:
+def _start_run(
+    task: Any, recipe: Any, out: Any, changes: dict[str, Any], pretrain: Any = False, **options: Any
+) -> Run:
     # Training does not know the report: this is where the two meet.
     from driftgen.report.run_page import write_report
     from driftgen.report.terminal import LiveView
     from driftgen.training.run import start_run
+    from driftgen.training.run_start import Permission
 
-    return start_run(task, recipe, out, view=LiveView, report=write_report, changes=changes, **options)
+    permission = Permission(ask=pretrain) if callable(pretrain) else Permission(bool(pretrain))
+    options |= {"view": LiveView, "report": write_report, "permission": permission, "changes": changes}
+    return start_run(task, recipe, out, **options)
 
 
 def __getattr__(name: str) -> Any:

@@ -19,11 +19,18 @@ from torch import nn
 from driftgen.errors import InputError
 from driftgen.features.backbones import Backbone
 from driftgen.features.resnet_mae import ResNetMAE
-from driftgen.generators import ChunkTransformer, DiT, ImageMLP, PolicyNetwork, UNet1D, UNet2D
+from driftgen.generators.conv_decoder import ConvDecoder
+from driftgen.generators.dit import DiT
+from driftgen.generators.image_mlp import ImageMLP
+from driftgen.generators.policy_network import PolicyNetwork
+from driftgen.generators.transformer import ChunkTransformer
+from driftgen.generators.unet import UNet2D
+from driftgen.generators.unet1d import UNet1D
 from driftgen.interop import hub
 from driftgen.interop.model_card import model_card
+from driftgen.interop.model_sources import find_model
 from driftgen.interop.official import is_official, load_official, read_metadata, save_official
-from driftgen.interop.run_models import RUN_MODEL, choose_weights, find_run_model
+from driftgen.interop.run_models import RUN_MODEL
 from driftgen.interop.saved_config import (
     CARD,
     CONFIG,
@@ -93,6 +100,7 @@ _REGISTRY: dict[str, Architecture] = {
         Architecture("generator", "dit", DiT, "DiT", DiT),
         Architecture("generator", "unet", UNet2D, "UNet2D", UNet2D),
         Architecture("generator", "mlp", ImageMLP, "ImageMLP", ImageMLP),
+        Architecture("generator", "decoder", ConvDecoder, "ConvDecoder", ConvDecoder),
         Architecture("policy", "unet1d", UNet1D, "UNet1D", UNet1D),
         Architecture("policy", "transformer", ChunkTransformer, "ChunkTransformer", ChunkTransformer),
         Architecture("policy", "policy", PolicyNetwork, "PolicyNetwork", PolicyNetwork),
@@ -183,9 +191,10 @@ def accepts(entry: Architecture, option: str) -> bool:
     return option in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def registered_name(cls: type[nn.Module]) -> str | None:
-    """Return the saved name of a class; None if the class is not registered."""
-    return next((e.saved_as for e in _REGISTRY.values() if e.model is cls and e.saved_as), None)
+def registered_name(cls: type[nn.Module], *, saved: bool = True) -> str | None:
+    """Return the saved name of a class, or its name in recipes; None if the class is not registered."""
+    entry = next((e for e in _REGISTRY.values() if e.model is cls and e.saved_as), None)
+    return None if entry is None else entry.saved_as if saved else entry.name
 
 
 def _register(entry: Architecture) -> None:
@@ -244,7 +253,8 @@ def save_model(
     Args:
         model: the model.
         folder: created if missing.
-        dtype: dtype of the saved weights; the model's own if None.
+        dtype: dtype of the saved weights; the model's own if None. ``torch.int8`` saves 8 bits per weight and
+            a scale per output channel; such a model loads in float32.
         max_shard_size: largest weight file, in bytes or as text such as ``"5GB"``. A larger model is split
             into shards with an index, in the format of transformers.
         overwrite: replace a model that the folder holds; otherwise it is an error.
@@ -257,8 +267,8 @@ def save_model(
             f"{cls} is not registered: call driftgen.register_generator or driftgen.register_encoder with "
             f"a name and {cls} before saving"
         )
-    if dtype is not None and not dtype.is_floating_point:
-        raise InputError(f"dtype={dtype}: choose a floating-point type, such as torch.bfloat16")
+    if dtype is not None and not dtype.is_floating_point and dtype != torch.int8:
+        raise InputError(f"dtype={dtype}: choose torch.int8 or a floating-point type, such as torch.bfloat16")
     config = SavedConfig(
         format="driftgen", version=VERSION, architecture=name, options=model_options(model), **facts
     )
@@ -269,11 +279,7 @@ def save_model(
     place = Path(folder)
     check_overwrite(place, overwrite)
     place.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        key: (value.to(dtype) if dtype is not None and value.is_floating_point() else value).contiguous()
-        for key, value in model.state_dict().items()
-    }
-    write_weights(place, tensors, max_shard_size)
+    write_weights(place, model.state_dict(), max_shard_size, dtype)
     count = sum(p.numel() for p in model.parameters())
     kind = _by_saved_name(name).kind
     with atomic_write(place / CARD) as scratch:
@@ -301,21 +307,6 @@ def load_any(source: str | Path, weights: str | None = None) -> LoadedModel:
     config = read_config(folder)
     keep = {"tokenizer", "class_names", "guidance", "source", "official"}
     return LoadedModel(_load(folder, config), folder, config.model_dump(include=keep))
-
-
-def find_model(source: str, weights: str | None = None) -> Path:
-    """Return the folder of a model, downloaded if need be.
-
-    ``source`` is a folder of :func:`save_model`, a training run, one of the authors' artifacts,
-    ``owner/repository``, or ``hf://name``. ``weights`` is one of
-    :func:`~driftgen.interop.run_models.weight_sets`; a run's first average if None.
-    """
-    folder = Path(source)
-    if source.startswith("hf://") or not folder.exists():
-        if not hub.is_hub_name(source):
-            raise InputError(f"{source} does not exist: give a folder, owner/repository, or hf://name")
-        folder = hub.fetch(source)
-    return (find_run_model(folder) or folder) if weights is None else choose_weights(folder, weights)
 
 
 def _by_saved_name(name: str) -> Architecture:

@@ -115,8 +115,9 @@ class DriftPipeline:
         """Load a saved model, a training run, one of the authors' artifacts, or a model on the Hub.
 
         Args:
-            source: a folder of one of these kinds, ``owner/repository``, or ``hf://name`` for a model of the
-                authors' release, such as ``hf://ablation``.
+            source: a folder of one of these kinds, the name of a model of the package (``digits``),
+                ``owner/repository``, or ``hf://name`` for a model of the authors' release, such as
+                ``hf://ablation``.
             weights: set of a run's weights: an average such as ``ema-0.999``, ``live`` for the trained ones,
                 or ``best``; the first average if None.
             device: device of the generator; the CPU if None.

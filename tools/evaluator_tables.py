@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tools.records import Results, fill, markdown
 
-__all__ = ["evaluator_check", "evaluator_ways"]
+__all__ = ["evaluator_check", "evaluator_time", "evaluator_ways"]
 
 
 def evaluator_check(results: Results) -> str:
@@ -28,3 +28,13 @@ def evaluator_ways(results: Results) -> str:
         seconds = fill("{seconds:.1f s}", row) if "seconds" in row else ""
         rows.append([name, own, mixed, seconds])
     return markdown(["images computed in", "FID", "against our statistics", "50,000 images, H200"], rows)
+
+
+def evaluator_time(results: Results) -> str:
+    """Time in which ``driftgen eval`` generates and scores the samples of a U-Net."""
+    record = results.load("evaluator/random-unet.json")
+    (row,) = record["rows"]
+    header = ["samples", "metrics", "seconds", "GPU"]
+    metrics = "FID, KID, precision, recall, density, coverage"
+    cells = fill("{samples:,d}|{metrics}|{seconds:.1f}|{gpu}", row, metrics=metrics, gpu=record["gpu"])
+    return markdown(header, [cells.split("|")])

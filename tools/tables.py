@@ -52,6 +52,7 @@ TABLES: dict[str, Table] = {
     "identifiability": document_tables.identifiability,  # results/identifiability/README.md
     "evaluator-check": evaluator_tables.evaluator_check,  # results/evaluator/README.md
     "evaluator-ways": evaluator_tables.evaluator_ways,  # results/evaluator/README.md, docs/evaluation.md
+    "evaluator-time": evaluator_tables.evaluator_time,  # results/evaluator/README.md
     "ablations": ablation_tables.summary,  # results/ablations/README.md
     "h200-loss": speed_tables.loss,  # results/speed-h200/README.md, as are all below
     "h200-step": speed_tables.step,

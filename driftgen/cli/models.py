@@ -19,7 +19,7 @@ def sample(
     model: Annotated[
         str,
         typer.Argument(
-            help="Saved model, training run, artifact of the authors, owner/repository, or hf://name.",
+            help="Packaged model (digits), saved model, run, artifact of the authors, owner/repository, hf://name.",
             show_default=False,
         ),
     ],
@@ -116,14 +116,16 @@ def to_official(
 def shards(
     model: Annotated[str, typer.Argument(help="Saved model, training run, or hub name.", show_default=False)],
     out: Target,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or as saved.")] = "bfloat16",
+    dtype: Annotated[
+        str, typer.Option(help="float32, bfloat16, float16, int8 (scale per channel), or as saved.")
+    ] = "bfloat16",
     max_shard_size: Annotated[str, typer.Option(help="Largest weight file.")] = "16MB",
 ) -> None:
     """Save a model in small files, for example to continue its training with --init."""
     from driftgen.support.dtype_names import parse_dtype
     from driftgen.training.model_shards import save_shards
 
-    print(save_shards(model, out, dtype=parse_dtype(dtype), max_shard_size=max_shard_size))
+    print(save_shards(model, out, dtype=parse_dtype(dtype, saved=True), max_shard_size=max_shard_size))
 
 
 @convert.command()

@@ -9,7 +9,18 @@ import typer
 
 from driftgen.cli.help_format import App
 from driftgen.cli.options import Device, Seed
-from driftgen.cli.runs import Changes, DryRun, Options, Override, Recipe, RunFolder, Show, State, start
+from driftgen.cli.runs import (
+    Changes,
+    DryRun,
+    Options,
+    Override,
+    Recipe,
+    RunFolder,
+    Show,
+    State,
+    show_network_options,
+    start_training,
+)
 
 __all__ = ["policy"]
 
@@ -43,7 +54,11 @@ def train(
 
     Baselines with the same network: --set method=regression, --set method=diffusion
     """
-    start("policy train", recipe, changes or [], out, state, override, show, dry_run, options, device)
+    if options:
+        show_network_options("policy train", recipe, changes or [], None, device)
+        return
+    settings = {"state": state, "override": override, "device": device}
+    start_training("policy train", recipe, changes or [], out, None, show, dry_run, settings)
 
 
 @policy.command("eval")

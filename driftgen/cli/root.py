@@ -67,7 +67,7 @@ def main() -> None:
         code: Any = app(standalone_mode=False)
     except InputError as error:
         code = _fail(str(error))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):  # typer raises Abort for Ctrl-C at a question
         code = 130
     except OSError as error:
         code = _fail(f"{error.strerror or error}: {error.filename}" if error.filename else str(error))

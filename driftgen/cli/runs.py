@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,18 +27,24 @@ __all__ = [
     "encode",
     "pretrain",
     "recipes",
-    "start",
+    "show_network_options",
+    "start_training",
     "train",
 ]
 
 Recipe = Annotated[
-    str, typer.Argument(help="Recipe: a name from driftgen recipes, or a .yaml file.", show_default=False)
+    str,
+    typer.Argument(
+        help="Recipe: a name from driftgen recipes, a .yaml file, or your folder of images.",
+        show_default=False,
+    ),
 ]
 Changes = Annotated[
     list[str] | None, typer.Option("--set", help="Change one value: optim.lr=2e-4. Repeatable.")
 ]
 RunFolder = Annotated[
-    Path | None, typer.Option(help="Folder of the run; a run in it resumes. Default: runs/RECIPE.")
+    Path | None,
+    typer.Option(help="Folder of the run; a run in it resumes. Default: runs/RECIPE or runs/PHOTOS."),
 ]
 Override = Annotated[
     bool, typer.Option("--override", help="Resume a run although its configuration differs.")
@@ -43,6 +52,11 @@ Override = Annotated[
 Options = Annotated[
     bool, typer.Option("--options", help="List the options of the recipe's networks and exit.")
 ]
+Size = Annotated[
+    Literal["auto", "tiny", "small", "base"] | None,
+    typer.Option(help="Size of folder and mae-folder; auto fits the machine.", show_default="auto"),
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Pretrain an encoder first if there is none, do not ask.")]
 Show = Annotated[bool, typer.Option("--show", help="Print the resolved configuration and exit.")]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Run two steps, print time, memory and disk, and write nothing.")
@@ -65,6 +79,8 @@ def train(
     out: RunFolder = None,
     init: Init = None,
     state: State = None,
+    size: Size = None,
+    yes: Yes = False,
     override: Override = False,
     show: Show = False,
     dry_run: DryRun = False,
@@ -73,10 +89,18 @@ def train(
 ) -> None:
     """Train a one-step generator, or resume the run in the folder.
 
+    Your own images: driftgen train PHOTOS, a folder with one folder per class.
+
     Several GPUs: torchrun --nproc-per-node 8 -m driftgen train RECIPE
     """
-    first = [] if init is None else [f"init={init}"]
-    start("train", recipe, [*(changes or []), *first], out, state, override, show, dry_run, options, device)
+    if options:
+        show_network_options("train", recipe, changes or [], size, device)
+        return
+    start = [] if init is None else [f"init={init}"]
+    ask = partial(typer.confirm, default=True)
+    permission = {"pretrain": yes or (ask if sys.stdin.isatty() else False)}
+    settings = {"state": state, "override": override, "device": device, **permission}
+    start_training("train", recipe, [*(changes or []), *start], out, size, show, dry_run, settings)
 
 
 def pretrain(
@@ -84,6 +108,7 @@ def pretrain(
     changes: Changes = None,
     out: RunFolder = None,
     state: State = None,
+    size: Size = None,
     override: Override = False,
     show: Show = False,
     dry_run: DryRun = False,
@@ -91,7 +116,11 @@ def pretrain(
     device: Device = None,
 ) -> None:
     """Train an encoder (a masked autoencoder) for the loss of a generator."""
-    start("pretrain", recipe, changes or [], out, state, override, show, dry_run, options, device)
+    if options:
+        show_network_options("pretrain", recipe, changes or [], size, device)
+        return
+    settings = {"state": state, "override": override, "device": device}
+    start_training("pretrain", recipe, changes or [], out, size, show, dry_run, settings)
 
 
 def encode(
@@ -163,50 +192,67 @@ def recipes() -> None:
     show_names(sections, Console(highlight=False))
 
 
-def start(
-    command: Literal["train", "pretrain", "policy train"],
-    recipe: str,
+def show_network_options(
+    task: Literal["train", "pretrain", "policy train"],
+    argument: str,
     changes: list[str],
-    out: Path | None,
-    state: Path | None,
-    override: bool,
-    show: bool,
-    dry_run: bool,
-    options: bool,
+    size: str | None,
     device: str | None,
 ) -> None:
-    """Run a training command, or show what it would run with."""
+    """List the options of a recipe's networks."""
     from driftgen.report.name_list import show_options
+    from driftgen.training.own_images import name_recipe, plan
     from driftgen.training.recipe_options import recipe_options
-    from driftgen.training.recipes import load_recipe, to_yaml
 
-    config: Any = load_recipe(recipe, changes, command)
-    if options:
-        show_options(recipe_options(config), Console(highlight=False))
-        return
+    recipe, implied, _ = name_recipe(argument, task)
+    config = plan(task, recipe, [*implied, *changes], size=size, device=device)
+    show_options(recipe_options(config), Console(highlight=False))
+
+
+def start_training(
+    task: Literal["train", "pretrain", "policy train"],
+    argument: str,
+    changes: list[str],
+    out: Path | None,
+    size: str | None,
+    show: bool,
+    dry_run: bool,
+    options: dict[str, Any],
+) -> None:
+    """Run a training command, or show what it would run with."""
+    from driftgen.training.own_images import name_recipe, plan
+    from driftgen.training.recipes import to_yaml
+
+    recipe, implied, name = name_recipe(argument, task)
+    folder = out or Path("runs") / name
+    planned = {"size": size, "folder": folder, "device": options["device"]}
+    config: Any = plan(task, recipe, [*implied, *changes], **planned)
     if show:
         print(to_yaml(config), end="")
         return
-    name = Path(recipe).stem
-    train_run = driftgen.pretrain if command == "pretrain" else driftgen.train
-    folder = out or Path("runs") / name
     if dry_run:
-        _dry_run(config, folder, override, device)
+        _dry_run(config, folder, options["override"], options["device"])
         return
-    run = train_run(config, folder, name=name, state=state, override=override, device=device)
+    start: Any = driftgen.pretrain if task == "pretrain" else driftgen.train
+    run = start(config, folder, name=Path(recipe).stem, **options)
     if not run.complete:
         raise typer.Exit(130)
     if os.environ.get("RANK", "0") == "0":
         print(run.report)
+        if task == "train" and sys.stderr.isatty():
+            print(f"sample images: driftgen sample {shlex.quote(str(folder))} -n 16", file=sys.stderr)
 
 
 def _dry_run(config: Any, folder: Path, override: bool, device: str | None) -> None:
     from driftgen.report.terminal import LiveView, facts_text
     from driftgen.training.dry_run import dry_run
+    from driftgen.training.run_start import planned_phases
 
     quiet = os.environ.get("RANK", "0") != "0"
-    console = Console(stderr=True, highlight=False, quiet=quiet)
-    with LiveView(f"dry run of {folder}", 2, console=console) as view:
-        rows = dry_run(config, folder, view=view, device=device, override=override)
-    console = Console(highlight=False, quiet=quiet)
-    console.print(facts_text(rows, console.width), soft_wrap=True)
+    for phase in planned_phases(config, folder, device):
+        console = Console(stderr=True, highlight=False, quiet=quiet)
+        with LiveView(f"dry run of {phase.folder}", 2, console=console) as view:
+            options: dict[str, Any] = {"view": view, "device": device, "override": override}
+            rows = dry_run(phase.config, phase.folder, **options, parts=phase.parts)
+        console = Console(highlight=False, quiet=quiet)
+        console.print(facts_text(rows, console.width), soft_wrap=True)

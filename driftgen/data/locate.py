@@ -12,7 +12,17 @@ from typing import Literal, NamedTuple
 
 from driftgen.errors import InputError
 
-__all__ = ["IMAGE_SUFFIXES", "SOURCES", "Place", "choose_split", "is_image", "is_shard", "locate", "split_of"]
+__all__ = [
+    "IMAGE_SUFFIXES",
+    "SOURCES",
+    "Place",
+    "choose_split",
+    "is_image",
+    "is_pattern",
+    "is_shard",
+    "locate",
+    "split_of",
+]
 
 Kind = Literal["folder", "array", "tar", "parquet", "saved"]
 
@@ -69,7 +79,7 @@ def locate(text: str) -> Place:
         if not path.is_file():
             raise InputError(f"data.path={text} is not a regular file: expected {SOURCES}")
         return Place(kind, path, (path,))
-    if not any(character in text for character in "*?[{"):
+    if not is_pattern(text):
         raise InputError(f"data.path={text}: no such file or folder")
     files = _expand(text)
     kinds = {_kind_of_file(file) for file in files}
@@ -79,6 +89,11 @@ def locate(text: str) -> Place:
             "must match .tar files or .parquet files only"
         )
     return Place("tar" if "tar" in kinds else "parquet", path, tuple(files))
+
+
+def is_pattern(text: str) -> bool:
+    """Return True if a text has wildcards or braces, and so may stand for several files."""
+    return any(character in text for character in "*?[{")
 
 
 def is_shard(text: str) -> bool:

@@ -7,6 +7,7 @@ number of features.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +17,19 @@ from torch import Tensor
 
 from driftgen.errors import InputError
 
-__all__ = ["Bucket", "Chunk", "as_features", "buckets_by_width"]
+__all__ = ["Bucket", "Chunk", "as_features", "buckets_by_width", "constant"]
 
 Samples = Tensor | Mapping[str, Tensor]
+
+
+@functools.lru_cache(maxsize=256)
+def constant(values: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return numbers as a tensor on a device, copied there once: a captured CUDA graph must not copy them.
+
+    The tensor is shared between calls and must not be changed.
+    """
+    with torch.inference_mode(False):  # also for later calls with gradients
+        return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -84,8 +95,8 @@ class Bucket:
 
     def feature_of_vector(self, device: torch.device) -> Tensor:
         """Position in the call of each vector's feature, ``[all vectors]``."""
-        index = [f for f, v in zip(self.features, self.vectors, strict=True) for _ in range(v)]
-        return torch.tensor(index).to(device, non_blocking=True)
+        index = (f for f, v in zip(self.features, self.vectors, strict=True) for _ in range(v))
+        return constant(tuple(index), torch.int64, device)
 
     def chunks(self, limit: int) -> Iterator[Chunk]:
         """Yield chunks of at most ``limit`` problems (at least one)."""

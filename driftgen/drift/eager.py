@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from driftgen.drift.batching import Bucket, Chunk
+from driftgen.drift.batching import Bucket, Chunk, constant
 from driftgen.drift.field import displacement, drift_coefficients, medoid, pairwise_distance
 from driftgen.drift.interfaces import Combined, DriftPass, LossCall, ScalePass
 from driftgen.drift.kernels import farthest
@@ -108,8 +108,8 @@ class EagerEngine:
         self.groups, self.n = first.generated[0].shape[:2]
         self.t, self.negatives = first.total_samples, first.total_samples - first.positives[0].shape[1]
         shapes = {f: (v, b.width) for b in call.buckets for f, v in zip(b.features, b.vectors, strict=True)}
-        table = torch.tensor([shapes[f] for f in range(len(shapes))], dtype=self.exact)
-        self.vectors, self.widths = table.to(self.device, non_blocking=True).unbind(1)
+        table = constant(tuple(shapes[f] for f in range(len(shapes))), self.exact, self.device)
+        self.vectors, self.widths = table.unbind(1)
         self.work = list(self._cut())
 
     def measure_scale(self) -> ScalePass:

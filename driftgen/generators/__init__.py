@@ -1,6 +1,7 @@
 """Generators f(ε, c, α): networks that map noise to samples in one call."""
 
 from driftgen.generators.base import Generator, Noise
+from driftgen.generators.conv_decoder import ConvDecoder, ConvDecoderConfig
 from driftgen.generators.dit import DiT, DiTConfig
 from driftgen.generators.image_mlp import ImageMLP, ImageMLPConfig
 from driftgen.generators.mlp import MLP
@@ -13,6 +14,8 @@ __all__ = [
     "MLP",
     "ChunkTransformer",
     "ChunkTransformerConfig",
+    "ConvDecoder",
+    "ConvDecoderConfig",
     "DiT",
     "DiTConfig",
     "Generator",

@@ -78,10 +78,12 @@ def check_noise(gaussian: Tensor, shape: tuple[int, int, int]) -> None:
         )
 
 
-def check_inputs(noise: Noise, labels: Tensor, alpha: Tensor | float, classes: int, codebooks: int) -> None:
+def check_inputs(
+    noise: Noise, labels: Tensor, alpha: Tensor | float, classes: int, codebooks: int, entries: int
+) -> None:
     """Raise InputError unless labels, style indices and alpha fit the batch of the noise.
 
-    The range of labels is checked on the CPU only, since reading them on a GPU would synchronize.
+    The ranges of labels and styles are checked on the CPU only: reading them on a GPU would synchronize.
     """
     n = len(noise.gaussian)
     if labels.shape != (n,) or labels.is_floating_point():
@@ -97,6 +99,12 @@ def check_inputs(noise: Noise, labels: Tensor, alpha: Tensor | float, classes: i
     if isinstance(alpha, Tensor) and alpha.shape not in ((), (1,), (n,)):
         raise InputError(f"alpha has shape {list(alpha.shape)}, expected a number or [{n}]")
     if labels.device.type == "cpu" and n and not is_tracing():
-        low, high = (int(label) for label in labels.aminmax())
-        if low < 0 or high >= classes:
-            raise InputError(f"labels contain {low if low < 0 else high}, expected 0 to {classes - 1}")
+        _check_range("labels contain", labels, classes)
+        if codebooks:
+            _check_range("noise.style contains", noise.style, entries)
+
+
+def _check_range(subject: str, indices: Tensor, count: int) -> None:
+    low, high = (int(index) for index in indices.aminmax())
+    if low < 0 or high >= count:
+        raise InputError(f"{subject} {low if low < 0 else high}, expected 0 to {count - 1}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -31,9 +31,12 @@ class Conditioning(nn.Module):
     def forward(self, labels: Tensor, alpha: Tensor | float, style: Tensor) -> Tensor:
         alpha = torch.as_tensor(alpha, dtype=torch.float32, device=labels.device).expand(labels.shape)
         total: Tensor = self.classes(labels) + self.alpha(alpha)
-        for i, embedding in enumerate(self.styles):
-            total = total + embedding(style[:, i])
-        return total
+        if not self.styles:
+            return total
+        # One lookup in one table: dozens of small ones would take a GPU longer than a block of the network.
+        table = torch.cat([cast(Tensor, embedding.weight) for embedding in self.styles])
+        first = torch.arange(len(self.styles), device=style.device) * (len(table) // len(self.styles))
+        return total + F.embedding(style + first, table).sum(1)
 
 
 class ImageSizes(Protocol):
@@ -80,8 +83,8 @@ class ImageGenerator(nn.Module, ABC):
 
     def forward(self, noise: Noise, labels: Tensor, alpha: Tensor | float = 1.0) -> Tensor:
         """Return samples f(ε, c, α), ``[B, C, H, W]``."""
-        classes = self.conditioning.classes.num_embeddings
-        check_inputs(noise, labels, alpha, classes, self.config.style_codebooks)
+        c, classes = self.config, self.conditioning.classes.num_embeddings
+        check_inputs(noise, labels, alpha, classes, c.style_codebooks, c.style_entries)
         return self.generate(noise.gaussian, self.condition(labels, alpha, noise.style))
 
     @abstractmethod

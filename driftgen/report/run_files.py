@@ -148,10 +148,23 @@ class RunFiles:
         about = self.header.get("environment")
         return {str(k): str(v) for k, v in about.items()} if isinstance(about, Mapping) else {}
 
+    def choices(self) -> list[str]:
+        """Return one line for each automatic choice of the run: its size, networks and augmentation."""
+        chosen = self.config.get("chosen")
+        found = {str(k): str(v) for k, v in chosen.items()} if isinstance(chosen, Mapping) else {}
+        size, reason = found.get("size"), found.get("reason of the size")
+        shown = {
+            "size": f"size {size} ({reason})",
+            "generator": f"generator {found.get('generator')}",
+            "encoder": f"encoder {found.get('encoder')}",
+            "augmentation": found.get("augmentation", ""),
+        }
+        return [line for name, line in shown.items() if name in found]
+
     def options(self) -> dict[str, str]:
         """Return the configuration as dotted keys and values, without the description of the recipe."""
         flat = dict(_flatten(self.config))
-        return {k: v for k, v in flat.items() if k.split(".")[0] not in ("about", "expect")}
+        return {k: v for k, v in flat.items() if k.split(".")[0] not in ("about", "expect", "chosen")}
 
     def _best_evaluation(self) -> dict[str, str]:
         """Return the lowest distance of the run, with its step and average."""

@@ -86,6 +86,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
         real=real,
         command=command if isinstance(command, str) else "",
         environment=run.environment(),
+        choices=run.choices(),
         **values,
     )
 

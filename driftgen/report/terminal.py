@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 import threading
 import time
@@ -21,13 +22,14 @@ from driftgen.support.peak_memory import show_memory
 from driftgen.training.step_clock import Speed, show_duration, show_speed
 from driftgen.training.summary import Summary
 
-__all__ = ["LiveView", "facts_text", "sparkline"]
+__all__ = ["LiveView", "facts_text", "sparkline", "wrap_line"]
 
 BARS = "▁▂▃▄▅▆▇█"
 TREND = 20  # width of a sparkline
 MAX_POINTS = 400  # per curve; when reached, every second point is dropped and the sampling interval doubles
 SHOWN_WARNINGS = 4
 CHUNKS = ("energy_score", "chunk_error", "chunk_spread")  # of a policy
+COMMAND = re.compile(r"(?<=: )(?:driftgen|python -m driftgen|torchrun) \S.*$")
 
 
 class LiveView:
@@ -63,6 +65,7 @@ class LiveView:
         self.console = console or Console(stderr=True, highlight=False)
         self.warnings: deque[str] = deque(maxlen=SHOWN_WARNINGS)
         self._row: Mapping[str, Any] = {}
+        self._printed_row: Mapping[str, Any] = self._row  # the latest one that has a line
         self._evaluation: Mapping[str, Any] | None = None  # the latest one
         self._seen, self._stride = 0, 1
         self._first: tuple[float, float] | None = None  # step and seconds of the first row
@@ -72,7 +75,7 @@ class LiveView:
         self._seconds_per_step: float | None = None
         self._phase: str | None = None  # work that has no step yet, such as compiling
         self._phase_began = self._printed = time.monotonic()
-        self._heartbeat, self._left = heartbeat, threading.Event()
+        self._heartbeat, self._left, self._lock = heartbeat, threading.Event(), threading.Lock()
 
     def __enter__(self) -> LiveView:
         self._set_phase("preparing")
@@ -92,8 +95,8 @@ class LiveView:
             self._live.refresh()
             self._live.stop()
             self._live = None
-        elif self._row and (self._seen - 1) % self.every:
-            self._print(self.line())
+        else:
+            self._print_row()
 
     def begin(self, summary: Summary) -> None:
         """Print the summary of a run; its first step begins."""
@@ -127,8 +130,11 @@ class LiveView:
             if max(map(len, self._history.values()), default=0) >= MAX_POINTS:
                 self._stride *= 2
                 self._history = {key: values[::2] for key, values in self._history.items()}
-        if self._live is None and (self._seen - 1) % self.every == 0:
-            self._print(self.line())
+        last = row.get("step", 0) >= self.total
+        if self._live is None and ((self._seen - 1) % self.every == 0 or last):
+            self._print_row()
+        if last:
+            self._set_phase("finishing")
 
     def warn(self, text: str) -> None:
         """Show a warning that stays in view."""
@@ -138,7 +144,9 @@ class LiveView:
             self._print(f"warning, step {step}: {text}")
 
     def info(self, text: str) -> None:
-        """Print a line above the view."""
+        """Print a line above the view; without a terminal, after the latest row."""
+        if self._live is None:
+            self._print_row()
         self._print(text)
 
     def line(self) -> str:
@@ -251,13 +259,36 @@ class LiveView:
     def _beat(self) -> None:
         """Print a line whenever nothing was printed for a while."""
         while not self._left.wait(max(self._printed + self._heartbeat - time.monotonic(), 0.01)):
-            if time.monotonic() - self._printed >= self._heartbeat:
+            if time.monotonic() - self._printed < self._heartbeat:
+                continue
+            if self._row is self._printed_row:  # its figures are in a line above
+                parts = [f"step {self.step}/{self.total}", self._speed(), self._remaining()]
+                self._print(", ".join(part for part in parts if part))
+            else:
+                self._print_row()
+
+    def _print_row(self) -> None:
+        """Print the latest row, unless that is done."""
+        with self._lock:
+            if self._row is not self._printed_row:
+                self._printed_row = self._row
                 self._print(self.line())
 
     def _print(self, text: str) -> None:
         self._printed = time.monotonic()
         console = self._live.console if self._live is not None else self.console
-        console.print(Text(text), soft_wrap=True)
+        shown = wrap_line(text, console.width) if console.is_terminal else text
+        console.print(Text(shown), soft_wrap=True)
+
+
+def wrap_line(text: str, width: int) -> str:
+    """Wrap a line at spaces. A command at its end gets a line of its own and stays whole, to be copied."""
+    if len(text) <= width:
+        return text
+    command = COMMAND.search(text)
+    head = text if command is None else text[: command.start()].rstrip()
+    lines = textwrap.wrap(head, width, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines if command is None else [*lines, f"  {command[0]}"])
 
 
 def facts_text(rows: Mapping[str, str], width: int = 80, *, whole: Collection[str] = ()) -> Text:

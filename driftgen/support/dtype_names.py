@@ -16,8 +16,9 @@ DTYPES = {
 }
 
 
-def parse_dtype(name: str) -> torch.dtype | None:
-    """Return the dtype of a name; None for ``as saved``."""
-    if name not in DTYPES:
-        raise unknown_name("dtype", name, DTYPES)
-    return DTYPES[name]
+def parse_dtype(name: str, *, saved: bool = False) -> torch.dtype | None:
+    """Return the dtype of a name; None for ``as saved``. Only ``saved`` weights may be ``int8``."""
+    dtypes = DTYPES | ({"int8": torch.int8} if saved else {})
+    if name not in dtypes:
+        raise unknown_name("dtype", name, dtypes)
+    return dtypes[name]

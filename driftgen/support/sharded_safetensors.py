@@ -10,11 +10,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from driftgen.errors import InputError
 from driftgen.support.atomic_write import honor_umask
+from driftgen.support.int8_weights import SCALE, dequantize, quantize
 
 __all__ = ["INDEX", "WEIGHTS", "read_weights", "write_weights"]
 
@@ -23,8 +25,16 @@ INDEX = f"{WEIGHTS}.index.json"
 _SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 
 
-def write_weights(folder: Path, tensors: Mapping[str, Tensor], max_shard_size: int | str = "5GB") -> None:
+def write_weights(
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    max_shard_size: int | str = "5GB",
+    dtype: torch.dtype | None = None,
+) -> None:
     """Write ``tensors`` into ``folder``, split into shards of at most ``max_shard_size``.
+
+    ``dtype`` is that of the floating-point tensors in the file, or ``torch.int8`` for those of
+    :func:`~driftgen.support.int8_weights.quantize`; their own if None.
 
     All new files are complete before any of them replaces an old one. Weight files of an earlier save that
     the new one does not use are deleted last.
@@ -34,7 +44,7 @@ def write_weights(folder: Path, tensors: Mapping[str, Tensor], max_shard_size: i
     with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as name:
         scratch = Path(name)
         try:
-            save_torch_state_dict(dict(tensors), scratch, max_shard_size=max_shard_size)
+            save_torch_state_dict(_stored(tensors, dtype), scratch, max_shard_size=max_shard_size)
         except ValueError as error:
             raise InputError(
                 f"max_shard_size={max_shard_size!r}: {error}; write a number of bytes, or text such as '5GB'"
@@ -52,12 +62,21 @@ def write_weights(folder: Path, tensors: Mapping[str, Tensor], max_shard_size: i
             path.unlink()
 
 
+def _stored(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
+    if dtype == torch.int8:
+        tensors, dtype = quantize(tensors), None
+    return {
+        name: (tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor).contiguous()
+        for name, tensor in tensors.items()
+    }
+
+
 def read_weights(
     folder: Path, expected: Mapping[str, Tensor], obsolete: Collection[str] = ()
 ) -> dict[str, Tensor]:
     """Read the tensors named in ``expected``. Names and shapes must match exactly; dtypes are the file's.
 
-    Tensors named in ``obsolete`` are ignored unless expected.
+    Weights of 8 bits become float32. Tensors named in ``obsolete`` are ignored unless expected.
     """
     index = folder / INDEX
     files: Mapping[str, Sequence[str] | None] = {WEIGHTS: None}
@@ -81,6 +100,7 @@ def read_weights(
                 sources[name] = sources[aliases[name]]
         for name in set(obsolete) - expected.keys():
             sources.pop(name, None)
+        scales = {name: sources.pop(name + SCALE) for name in expected if name + SCALE in sources}
         if sources.keys() != expected.keys():
             _refuse_names(where, "config.json", set(sources), set(expected))
         state = {}
@@ -91,7 +111,12 @@ def read_weights(
                 raise InputError(f"{where}: {name} has shape {shape}, expected {list(tensor.shape)}")
             try:
                 state[name] = handle.get_tensor(stored_name)
-            except (SafetensorError, OSError) as error:
+                if state[name].dtype == torch.int8 and tensor.is_floating_point() and name not in scales:
+                    raise ValueError(f"{name} has 8 bits without its scales")
+                if name in scales:
+                    scale, scale_name = scales[name]
+                    state[name] = dequantize(state[name], scale.get_tensor(scale_name))
+            except (SafetensorError, OSError, ValueError) as error:
                 raise InputError(f"{where} is damaged ({error}): copy it again") from None
         return state
 

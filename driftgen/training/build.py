@@ -21,6 +21,7 @@ from driftgen.model_io import accepts, build_model, get_architecture, load_any
 from driftgen.policy.episodes import Episodes
 from driftgen.tokenizers import Tokenizer, build_tokenizer
 from driftgen.training import config as c
+from driftgen.training.auto_encoder import pretrain_command
 from driftgen.training.sharding import shard_features
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "build_features",
     "build_generator",
     "build_mae",
+    "check_encoder_paths",
     "check_mae_width",
     "load_initial_weights",
     "make_tokenizer",
@@ -200,6 +202,7 @@ def build_features(
 
     With a mesh, each process holds its shard of the encoders. ``given`` are the encoders of kind ``module``.
     """
+    check_encoder_paths(config)
     modules = iter(given)
     entries: list[tuple[Encoder, dict[str, Any]]] = []
     for i, entry in enumerate(config.encoders):
@@ -233,7 +236,26 @@ def build_features(
     return stack
 
 
+def check_encoder_paths(config: c.TrainConfig) -> None:
+    """Raise if an encoder is a run folder that does not exist: a missing run is no name on the Hub."""
+    for entry in config.encoders:
+        if entry.path is not None and entry.kind == "mae" and _is_missing_run(entry.path):
+            command = pretrain_command(entry.path, config.data.path)
+            raise InputError(f"Encoder {entry.path} not found. Train it first: {command}")
+
+
+def _is_missing_run(path: str) -> bool:
+    """Return True for a local path that does not exist: one below a folder that exists, or below runs."""
+    place = Path(path).expanduser()
+    if path.startswith("hf://") or place.exists():
+        return False
+    local = place.is_absolute() or path.startswith(("./", "../", "runs/"))
+    return local or Path(place.parts[0]).is_dir()
+
+
 def _build_encoder(config: c.Encoder, where: str) -> nn.Module:
+    if config.kind == c.AUTO:
+        raise InputError(f"{where}.kind=auto is not resolved: start the run with driftgen train")
     entry = get_architecture("encoder", config.kind)
     if config.path is None or entry.path == "argument":
         try:

@@ -12,6 +12,7 @@ from driftgen.model_io import get_architecture
 from driftgen.support.config_base import Count, Natural, Positive, Section, Share
 
 __all__ = [
+    "AUTO",
     "MODULE",
     "Augment",
     "Batch",
@@ -31,12 +32,13 @@ __all__ = [
 
 
 MODULE = "module"  # kind of a network that was passed from Python; its options name the class
+AUTO = "auto"  # kind of an encoder that is chosen when the run starts, see driftgen.training.auto_encoder
 
 
 class Generator(Section):
     """The generator f: a registered class, and options on top of a preset."""
 
-    kind: str = "dit"  # dit, unet, mlp, or a name of driftgen.register_generator
+    kind: str = "dit"  # dit, unet, mlp, decoder, or a name of driftgen.register_generator
     preset: str | None = None
     options: dict[str, Any] = Field(default_factory=dict)
 
@@ -54,23 +56,32 @@ class Encoder(Section):
     ``driftgen.register_encoder`` takes a saved model as ``path``, or is built from ``options``.
     """
 
-    kind: str = "mae"  # mae, convnext, backbone, resnet50, or a name of driftgen.register_encoder
+    # mae, convnext, backbone, resnet50, a name of driftgen.register_encoder, or auto
+    kind: str = "mae"
     path: Annotated[str | None, Field(validate_default=True)] = None
     options: dict[str, Any] = Field(default_factory=dict)
     decode_first: bool = False  # decode latents to images first, for encoders of images
     # Arguments of features(): every_k_block, vectors, mean_std, patch_sizes, ...
     switches: dict[str, Any] = Field(default_factory=dict)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, values: Any) -> Any:
+        """Replace ``auto`` if a path names the encoder: nothing is left to choose."""
+        if isinstance(values, dict) and values.get("kind") == AUTO and values.get("path") is not None:
+            return {**values, "kind": "mae"}
+        return values
+
     @field_validator("kind")
     @classmethod
     def _registered(cls, kind: str) -> str:
-        return kind if kind == MODULE else get_architecture("encoder", kind).name
+        return kind if kind in (MODULE, AUTO) else get_architecture("encoder", kind).name
 
     @field_validator("path")
     @classmethod
     def _has_weights(cls, path: str | None, info: ValidationInfo) -> str | None:
         kind = info.data.get("kind", MODULE)
-        if path is None and kind != MODULE and get_architecture("encoder", kind).built_in:
+        if path is None and kind not in (MODULE, AUTO) and get_architecture("encoder", kind).built_in:
             raise PydanticCustomError("missing", "Field required")
         return path
 
@@ -165,6 +176,8 @@ class Expect(Section):
 class _Run(Section):
     about: str = ""  # one-line description
     expect: Expect = Expect()
+    # Automatic choices and their reasons, such as the size and the encoder; without effect on the run.
+    chosen: dict[str, str] = Field(default_factory=dict)
     seed: Natural = 0
     data: Data = Data()
     tokenizer: dict[str, Any] | None = None  # options of driftgen.tokenizers.build_tokenizer
@@ -183,12 +196,14 @@ class TrainConfig(_Run):
     task: Literal["train"] = "train"
     generator: Generator = Generator()
     init: str | None = None  # initial generator weights: any model that driftgen.load_model loads
-    encoders: tuple[Encoder, ...] = ()
+    encoders: tuple[Encoder, ...] = ()  # or auto: one that is chosen when the run starts
     vanilla: bool = True  # use the sample itself as a feature, too
     loss: Loss = Loss()
     guidance: Guidance = Guidance()
     batch: Batch = Batch()
     queue: Queue = Queue()
+    # Of a feature with more vectors (locations), each step compares this many, drawn at random. Null: all.
+    vectors: Annotated[int, Field(ge=1)] | None = None
     checkpoint_blocks: bool = False
     # Compute the features of all real images once, and keep them on the device.
     cache_features: bool = False
@@ -196,12 +211,19 @@ class TrainConfig(_Run):
     cuda_graph: bool = True
     fsdp: bool = False
 
+    @field_validator("encoders", mode="before")
+    @classmethod
+    def _one_auto(cls, encoders: Any) -> Any:
+        return ({"kind": AUTO},) if encoders == AUTO else encoders
+
     @model_validator(mode="after")
     def _fits(self) -> TrainConfig:
         if self.guidance.low > self.guidance.high:
             raise ValueError("guidance.low must not be above guidance.high")
         if self.batch.micro > self.batch.classes:
             raise ValueError("batch.micro must not be above batch.classes")
+        if self.vectors is not None and self.loss.convention != "release":
+            raise ValueError("vectors needs loss.convention=release, whose loss is a mean over vectors")
         if not self.encoders and not self.vanilla:
             raise ValueError(
                 "encoders is empty and vanilla is false: set one of them, the drift needs a feature"

@@ -29,8 +29,7 @@ from driftgen.training.policy_config import PolicyConfig
 from driftgen.training.policy_task import PolicyTraining
 from driftgen.training.pretrain import Pretraining
 from driftgen.training.recipes import RunConfig
-from driftgen.training.run import recorded_init
-from driftgen.training.run_folder import CHECKPOINTS, check_run
+from driftgen.training.run_folder import CHECKPOINTS, check_run, recorded_init
 from driftgen.training.step_clock import show_duration, show_speed
 from driftgen.training.summary import Summary
 from driftgen.training.task import View

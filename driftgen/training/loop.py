@@ -336,7 +336,10 @@ class Loop:
             raise InputError(
                 f"{checkpoint.path} does not fit this configuration: {str(error).splitlines()[0]}"
             ) from None
-        self.view.info(f"resumed after step {self.step}")
+        done = self.step >= self.config.optim.steps
+        longer = f"--set optim.steps={2 * self.step} --override"
+        more = f": the run is complete; train longer with {longer}" if done else ""
+        self.view.info(f"resumed after step {self.step}{more}")
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         parts: dict[str, dict[str, Tensor]] = {

@@ -58,8 +58,9 @@ class ChunkStep(DriftStep):
     bfloat16 resolves 1/256 of the range of an action: a pixel of PushT.
     """
 
-    def _grouped_features(self, samples: Tensor, groups: int) -> Features:
-        return {name: v.unflatten(0, (groups, -1)) for name, v in self.encode(samples.float()).items()}
+    def _grouped_features(self, samples: Tensor, inputs: StepInputs) -> Features:
+        features, groups = self.encode(samples.float()), len(inputs.positives)
+        return {name: value.unflatten(0, (groups, -1)) for name, value in features.items()}
 
 
 class JointStep(ChunkStep):

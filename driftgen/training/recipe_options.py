@@ -12,13 +12,13 @@ from driftgen.interop.saved_config import model_options
 from driftgen.model_io import Architecture, build_model, get_architecture
 from driftgen.support.meta_init import on_meta_device
 from driftgen.support.option_docs import Option, describe_options, show_value
-from driftgen.training.config import PretrainConfig, TrainConfig
+from driftgen.training.config import AUTO, PretrainConfig, TrainConfig
 from driftgen.training.policy_config import PolicyConfig
 from driftgen.training.recipes import RunConfig
 
-__all__ = ["OptionSection", "recipe_options"]
+__all__ = ["FROM_DATA", "OptionSection", "recipe_options"]
 
-FROM_DATA = ("input_size", "in_channels", "num_classes")
+FROM_DATA = ("input_size", "in_channels", "num_classes")  # options that a recipe does not set
 FROM_RECIPE = ("action_size", "horizon", "condition_size", "observed")  # of a policy, or of its data
 
 
@@ -71,10 +71,11 @@ def _training(config: TrainConfig) -> Iterator[OptionSection]:
         options = _in_effect(describe_options(target), preset, generator.options, FROM_DATA)
         yield OptionSection("generator.options", _about(generator.kind, generator.preset), options)
     for i, encoder in enumerate(config.encoders):
-        entry = _find("encoder", encoder.kind)
+        kind = "mae" if encoder.kind == AUTO else encoder.kind  # the switches of auto are those of a mae
+        entry = _find("encoder", kind)
         if entry is None:
             continue
-        if encoder.path is None or entry.path == "argument":
+        if encoder.kind != AUTO and (encoder.path is None or entry.path == "argument"):
             first = list(describe_options(entry.build))[:1] if entry.path == "argument" else []
             described = describe_options(entry.build, [option.name for option in first])
             options = _in_effect(described, {}, encoder.options)
@@ -83,7 +84,7 @@ def _training(config: TrainConfig) -> Iterator[OptionSection]:
         features: Any = getattr(entry.model, "features", None)
         switches = _in_effect(describe_options(features, ["x"]), {}, encoder.switches)
         if switches:
-            about = f"{encoder.kind}, arguments of features()"
+            about = f"{kind}, arguments of features()"
             yield OptionSection(f"encoders.{i}.switches", about, switches)
 
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from pydantic import BaseModel
-from torch import Tensor, nn
+from torch import Tensor
 
-from driftgen.data.hf_datasets import is_dataset_dict
 from driftgen.data.images import RealData
 from driftgen.data.in_memory import open_memory
 from driftgen.errors import InputError, unknown_name
@@ -26,7 +24,7 @@ from driftgen.evaluation.image_sources import RealImages
 from driftgen.evaluation.precision_recall import precision_recall
 from driftgen.evaluation.reference import compute_reference
 from driftgen.evaluation.sweep import Evaluation, evaluate_model
-from driftgen.model_io import find_model, load_weights, read_config, register_generator, registered_name
+from driftgen.model_io import find_model, load_weights, read_config
 from driftgen.pipeline import DriftPipeline
 from driftgen.policy.drifting_policy import DriftingPolicy
 from driftgen.support.atomic_write import atomic_write
@@ -34,17 +32,22 @@ from driftgen.support.distributed import Distributed
 from driftgen.support.provenance import provenance
 from driftgen.support.rng import derive_generator
 from driftgen.training.build import NO_PARTS, Parts, build_features, make_tokenizer
-from driftgen.training.checkpoint import Checkpoints
-from driftgen.training.compact_state import place_state
-from driftgen.training.config import MODULE, PretrainConfig, TrainConfig
+from driftgen.training.config import PretrainConfig, TrainConfig
 from driftgen.training.metrics_file import read_metrics
-from driftgen.training.policy_config import PolicyConfig
-from driftgen.training.policy_data import with_episodes
+from driftgen.training.own_images import name_recipe, notes
 from driftgen.training.policy_task import train_policy
 from driftgen.training.pretrain import pretrain
-from driftgen.training.recipes import COMMANDS, Command, RunConfig, config_class, load_recipe, to_yaml
+from driftgen.training.recipes import Command, RunConfig, load_recipe
+from driftgen.training.run_changes import resolve
 from driftgen.training.run_evaluation import open_without_augmentation
-from driftgen.training.run_folder import CHECKPOINTS, CONFIG, METRICS, check_run
+from driftgen.training.run_folder import CONFIG, METRICS, recorded_init
+from driftgen.training.run_start import (
+    NO_PERMISSION,
+    Permission,
+    fresh_folder,
+    place_compact_state,
+    with_encoder,
+)
 from driftgen.training.task import View
 from driftgen.training.trainer import train
 
@@ -207,8 +210,9 @@ class Run:
         shape = (images.shape[1], images.shape[2], images.shape[3])
         tokenizer = make_tokenizer(config.tokenizer, place)
         phi = build_features(config, shape, tokenizer, place, given=self.parts.encoders)
-        rows: list[Tensor] = []
-        for features in (phi.features(batch.to(place)) for batch in images.split(256)):
+        rows = []
+        for batch in images.split(256):
+            features = phi.features(batch.to(place))
             rows.append(torch.cat([value.float().mean(dim=1) for value in features.values()], dim=1).cpu())
         return torch.cat(rows)
 
@@ -232,6 +236,8 @@ def start_run(
     state: str | Path | None = None,
     device: str | torch.device | None = None,
     override: bool = False,
+    size: str | None = None,
+    permission: Permission = NO_PERMISSION,
     changes: Mapping[str, Any] | None = None,
 ) -> Run:
     """Train, or resume, a run in this process; ``torchrun`` starts several. See :func:`driftgen.train`.
@@ -240,161 +246,42 @@ def start_run(
     this one, so the caller passes them.
     """
     given = {"data": data, "generator": generator, "encoders": encoders, "init": init}
-    given = {key: value for key, value in given.items() if value is not None}
-    config, parts = resolve(task, recipe, {**(changes or {}), **given})
-    name = name or (task if isinstance(recipe, BaseModel) else Path(recipe).stem)
-    processes = Distributed.start(None if device is None else str(device))
+    values = {**(changes or {}), **{k: v for k, v in given.items() if v is not None}}
+    implied: tuple[str, ...] = ()
+    if isinstance(recipe, BaseModel):
+        name = name or task
+    else:
+        recipe, implied, own_name = name_recipe(recipe, task)
+        name = name or own_name
+    place = None if device is None else str(device)
+    options: dict[str, Any] = {"size": size, "folder": None if out is None else Path(out), "device": place}
+    config, parts = resolve(task, recipe, values, implied, **options)
+    processes = Distributed.start(place)
     try:
-        folder = Path(out) if out is not None else _fresh_folder(name, processes)
-        temperatures = () if isinstance(config, PretrainConfig) else config.loss.temperatures
-        from rich.console import Console
+        folder = Path(out) if out is not None else fresh_folder(name, processes)
 
-        console = Console(stderr=True, highlight=False, quiet=not processes.is_main)
-        with view(str(folder), config.optim.steps, temperatures, console=console) as shown:
-            options: dict[str, Any] = {"name": name, "override": override, "report": report, "parts": parts}
-            if state is not None:
-                _place_state(state, folder, config, override, processes, shown)
-            if isinstance(config, TrainConfig):
-                config = recorded_init(config, folder, shown)
-            complete = TRAININGS[config.task](config, folder, processes, shown, **options)
+        def run(config: RunConfig, folder: Path, name: str, state: str | Path | None = None) -> bool:
+            temperatures = () if isinstance(config, PretrainConfig) else config.loss.temperatures
+            shared: dict[str, Any] = {"name": name, "override": override, "report": report, "parts": parts}
+            from rich.console import Console
+
+            console = Console(stderr=True, highlight=False, quiet=not processes.is_main)
+            with view(str(folder), config.optim.steps, temperatures, console=console) as shown:
+                for line in notes(config, folder):
+                    shown.info(line)
+                if state is not None:
+                    place_compact_state(state, folder, config, override, processes, shown)
+                if isinstance(config, TrainConfig):
+                    config = recorded_init(config, folder, shown)
+                return TRAININGS[config.task](config, folder, processes, shown, **shared)
+
+        if isinstance(config, TrainConfig):
+            run_first = partial(run, name="mae-folder")
+            chosen = with_encoder(config, folder, processes, parts, permission, run_first)
+            if isinstance(chosen, Path):
+                return Run(chosen, parts, False, report)
+            config = chosen
+        complete = run(config, folder, name, state)
     finally:
         processes.close()
     return Run(folder, parts, complete, report)
-
-
-def resolve(task: Command, recipe: Any, changes: Mapping[str, Any]) -> tuple[RunConfig, Parts]:
-    """Return the configuration of a recipe with its changes, and the parts that were passed from Python."""
-    values, data, networks = dict(changes), None, {}
-    if not isinstance(values.get("data", {}), Mapping) or is_dataset_dict(values.get("data")):
-        data = values.pop("data")
-    if isinstance(data, str | Path):
-        values, data = {"data.path": str(data), **values}, None
-    generator = values.get("generator")
-    if generator is not None and not isinstance(generator, Mapping):
-        if not isinstance(generator, nn.Module):
-            raise InputError(
-                f"generator is a {type(generator).__name__}: pass a torch.nn.Module or a dict of values"
-            )
-        values["generator"] = {"kind": MODULE, "preset": None, "options": _identity(generator)}
-        networks["generator"] = generator
-    modules: list[nn.Module] = []
-    if values.get("encoders") is not None:
-        listed = values["encoders"]
-        listed = listed if isinstance(listed, list) else [listed]
-        values["encoders"] = [_encoder_entry(entry, modules) for entry in listed]
-    if values.get("init") is not None:
-        values["init"] = str(values["init"])
-    model = type(recipe) if isinstance(recipe, BaseModel) else config_class(recipe, task)
-    overrides = [f"{key}={_yaml(key, value)}" for key, value in _flatten(model, values)]
-    config = _load(recipe, overrides, task)
-    if isinstance(config, PolicyConfig):
-        return with_episodes(config, data, "data.path" in values)
-    if "data.path" in values and config.data.kind in ("digits", "memory"):
-        config = config.model_copy(update={"data": config.data.model_copy(update={"kind": "images"})})
-    opened = None
-    if data is not None:
-        section = config.data
-        if not any(key == "data.size" for key, _ in _flatten(model, values)):
-            section = section.model_copy(update={"size": None})  # arrays have a size of their own
-        opened, section = open_memory(data, section, config.data.size)
-        config = config.model_copy(update={"data": section})
-    if "generator" in networks:
-        _register_own(networks["generator"])
-    return config, Parts(opened, networks.get("generator"), tuple(modules))
-
-
-def _load(recipe: str | Path | RunConfig, overrides: Sequence[str], task: Command) -> RunConfig:
-    if not isinstance(recipe, BaseModel):
-        return load_recipe(recipe, overrides, task)
-    if recipe.task not in COMMANDS[task]:
-        raise InputError(f"recipe is a configuration for {recipe.task}: pass it to driftgen.{recipe.task}")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "recipe.yaml"
-        path.write_text(to_yaml(recipe), encoding="utf-8")
-        return load_recipe(path, overrides, task)
-
-
-def _flatten(model: type[BaseModel], values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys and values. A dict for a section changes single keys of it; other values replace."""
-    for key, value in values.items():
-        found = model.model_fields.get(key)
-        section = found.annotation if found is not None else None
-        if isinstance(value, Mapping) and isinstance(section, type) and issubclass(section, BaseModel):
-            yield from ((f"{key}.{inner}", v) for inner, v in _flatten(section, value))
-        else:
-            yield key, value
-
-
-def _yaml(key: str, value: Any) -> str:
-    """Return a value as JSON, which is YAML on one line."""
-    try:
-        return json.dumps(
-            value, ensure_ascii=False, default=lambda v: v.item() if hasattr(v, "item") else str(v)
-        )
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{key}={value!r} is not a value of a recipe: {error}") from None
-
-
-def _encoder_entry(entry: Any, modules: list[nn.Module]) -> dict[str, Any]:
-    """Return the recipe's entry for one encoder; append the encoder to ``modules`` if it is a network."""
-    if isinstance(entry, Mapping):
-        return dict(entry)
-    if isinstance(entry, str | Path):
-        return {"kind": "mae", "path": str(entry)}
-    encoder, switches = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, {})
-    if not isinstance(encoder, nn.Module) or not callable(getattr(encoder, "features", None)):
-        raise InputError(
-            f"encoders: {type(encoder).__name__} is not an encoder: pass a torch.nn.Module with features(x), "
-            "a path, or a dict of recipe values"
-        )
-    modules.append(encoder)
-    return {"kind": MODULE, "options": _identity(encoder), "switches": dict(switches)}
-
-
-def _identity(network: nn.Module) -> dict[str, Any]:
-    """Return the record of a network from Python: a run resumes with the same kind of network only."""
-    return {"class": type(network).__qualname__, "parameters": sum(p.numel() for p in network.parameters())}
-
-
-def _register_own(network: nn.Module) -> None:
-    """Register the class of a network from Python under its own name, so that its weights can be saved."""
-    cls = type(network)
-    if registered_name(cls) is None and callable(getattr(cls, "sample_noise", None)):
-        register_generator(cls.__name__, cls)
-
-
-def _place_state(
-    state: str | Path, folder: Path, config: RunConfig, override: bool, processes: Distributed, view: View
-) -> None:
-    """Place a compact state into the run's folder, if the run has this configuration."""
-    if processes.is_main:
-        path = Path(state) / CONFIG
-        if path.is_file() and not Checkpoints(folder / CHECKPOINTS).steps:
-            if isinstance(config, TrainConfig) and config.init is None:
-                config = config.model_copy(update={"init": getattr(load_recipe(path), "init", None)})
-            check_run(Path(state), config, override=override)
-        place_state(state, folder, view)
-    processes.barrier()
-
-
-def recorded_init(config: TrainConfig, folder: Path, view: View) -> TrainConfig:
-    """Return the configuration with the ``init`` that the run in ``folder`` started from, if there is one."""
-    if not (folder / CONFIG).is_file() or not Checkpoints(folder / CHECKPOINTS).steps:
-        return config
-    recorded = load_recipe(folder / CONFIG)
-    if config.init is not None:
-        view.info(f"{folder} has a checkpoint: resuming it, init={config.init} is ignored")
-    return config.model_copy(update={"init": getattr(recorded, "init", None)})
-
-
-def _fresh_folder(name: str, processes: Distributed) -> Path:
-    """Return a folder in ``runs`` that does not exist yet; all processes agree on it."""
-    folder, i = Path("runs") / name, 1
-    while folder.exists():
-        i += 1
-        folder = Path("runs") / f"{name}-{i}"
-    if processes.group is not None:
-        shared: list[Any] = [folder]
-        dist.broadcast_object_list(shared, src=0, group=processes.group)
-        folder = shared[0]
-    return folder

@@ -11,11 +11,22 @@ from pydantic import BaseModel
 
 from driftgen.errors import InputError
 from driftgen.support.atomic_write import atomic_write, make_folder
-from driftgen.training.recipes import differences, load_config, to_yaml
+from driftgen.training.checkpoint import Checkpoints
+from driftgen.training.config import TrainConfig
+from driftgen.training.recipes import differences, load_config, load_recipe, to_yaml
 from driftgen.training.recipes.yaml_files import read_mapping
-from driftgen.training.task import LoopConfig
+from driftgen.training.task import LoopConfig, View
 
-__all__ = ["CHECKPOINTS", "CONFIG", "METRICS", "SAMPLES", "append_row", "check_run", "create_run"]
+__all__ = [
+    "CHECKPOINTS",
+    "CONFIG",
+    "METRICS",
+    "SAMPLES",
+    "append_row",
+    "check_run",
+    "create_run",
+    "recorded_init",
+]
 
 CONFIG, METRICS, CHECKPOINTS, SAMPLES = "config.yaml", "metrics.jsonl", "checkpoints", "samples"
 Config = TypeVar("Config", bound=BaseModel)
@@ -60,3 +71,13 @@ def append_row(folder: Path, row: Mapping[str, Any]) -> None:
     """Append a row to the metrics of a run."""
     with (folder / METRICS).open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
+
+
+def recorded_init(config: TrainConfig, folder: Path, view: View) -> TrainConfig:
+    """Return the configuration with the ``init`` that the run in ``folder`` started from, if there is one."""
+    if not (folder / CONFIG).is_file() or not Checkpoints(folder / CHECKPOINTS).steps:
+        return config
+    recorded = load_recipe(folder / CONFIG)
+    if config.init is not None:
+        view.info(f"{folder} has a checkpoint: resuming it, init={config.init} is ignored")
+    return config.model_copy(update={"init": getattr(recorded, "init", None)})

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from driftgen.drift.loss import DriftingLoss, LossOutput, Statistics
 from driftgen.training.step_inputs import Features, StepInputs, StepOutput, guided_inputs
+from driftgen.training.vector_subsets import VectorSubsets
 
 __all__ = ["DriftStep", "Features", "StepInputs", "StepOutput", "flatten_samples", "guided_inputs"]
 
@@ -30,16 +31,18 @@ class DriftStep:
         loss: holds the process group, if any.
         generated: N, generated samples per condition.
         autocast: dtype of the networks; None for float32.
+        subsets: chooses the vectors that the loss compares; None for all.
         repeat: repeat each condition N times. False for a generator that does so itself, after it has
             encoded the conditions.
     """
 
     def __init__(
         self, generator: nn.Module, encode: Callable[[Tensor], Mapping[str, Tensor]], loss: DriftingLoss, *,
-        generated: int, autocast: torch.dtype | None = None, repeat: bool = True,
+        generated: int, autocast: torch.dtype | None = None, subsets: VectorSubsets | None = None,
+        repeat: bool = True,
     ) -> None:  # fmt: skip
-        self.generator, self.encode, self.loss = generator, encode, loss
-        self.generated, self.autocast, self.repeat = generated, autocast, repeat
+        self.generator, self.encode, self.loss, self.repeat = generator, encode, loss, repeat
+        self.generated, self.autocast, self.subsets = generated, autocast, subsets
         group = loss.settings.process_group
         self.world_size = 1 if group is None else dist.get_world_size(group)
 
@@ -57,15 +60,15 @@ class DriftStep:
         if self.repeat:
             args = tree_map_only(Tensor, lambda t: t.repeat_interleave(self.generated, 0), args)
         with torch.autocast(inputs.positives.device.type, self.autocast, enabled=self.autocast is not None):
-            return self._grouped_features(generator(inputs.noise, *args), len(inputs.positives))
+            return self._grouped_features(generator(inputs.noise, *args), inputs)
 
     @torch.no_grad()
     def encode_real(self, inputs: StepInputs) -> tuple[Features, Features]:
         """Return the features of positives ``[C, P, V, D]`` and of unconditional samples (empty for none)."""
-        groups, p = inputs.positives.shape[:2]
+        p = inputs.positives.shape[1]
         both = [t for t in (inputs.positives, inputs.unconditional) if t is not None]
         with torch.autocast(inputs.positives.device.type, self.autocast, enabled=self.autocast is not None):
-            features = self._grouped_features(torch.cat(both, dim=1).flatten(0, 1), groups)
+            features = self._grouped_features(torch.cat(both, dim=1).flatten(0, 1), inputs)
         negatives = {} if inputs.unconditional is None else {k: v[:, p:] for k, v in features.items()}
         return {k: v[:, :p] for k, v in features.items()}, negatives
 
@@ -77,7 +80,9 @@ class DriftStep:
         options = {"negative_weight": inputs.unconditional_weight, "statistics": statistics}
         return cast(LossOutput, self.loss(generated, positives, unconditional or None, **options))
 
-    def _grouped_features(self, samples: Tensor, groups: int) -> Features:
+    def _grouped_features(self, samples: Tensor, inputs: StepInputs) -> Features:
+        features, groups = dict(self.encode(samples)), len(inputs.positives)
+        if self.subsets is not None and inputs.vectors is not None:
+            features = self.subsets(features, inputs.vectors[0])
         # One dtype for all features: half of the memory, and the dtype for which the loss has kernels.
-        features = self.encode(samples).items()
-        return {k: v.to(self.autocast or v.dtype).unflatten(0, (groups, -1)) for k, v in features}
+        return {k: v.to(self.autocast or v.dtype).unflatten(0, (groups, -1)) for k, v in features.items()}

@@ -28,6 +28,8 @@ class StepInputs(NamedTuple):
         positives: ``[C, P, ...]``, real samples of each condition.
         unconditional: ``[C, U, ...]``, additional negatives; None for none.
         unconditional_weight: ``[C]``, the weight of each unconditional negative; None for 1.
+        vectors: ``[C, K]``, the draw of :class:`~driftgen.training.vector_subsets.VectorSubsets`, once for
+            each condition; None for all vectors.
     """
 
     noise: Any
@@ -35,6 +37,7 @@ class StepInputs(NamedTuple):
     positives: Tensor
     unconditional: Tensor | None = None
     unconditional_weight: Tensor | None = None
+    vectors: Tensor | None = None
 
 
 @dataclass(frozen=True)

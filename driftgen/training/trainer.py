@@ -47,11 +47,12 @@ from driftgen.training.step_inputs import StepInputs, StepOutput, guided_inputs
 from driftgen.training.step_metrics import CLASSES, measure, measure_spread
 from driftgen.training.summary import describe_training
 from driftgen.training.unreadable_images import UnreadableImages
+from driftgen.training.vector_subsets import VectorSubsets
 
 __all__ = ["Training", "train"]
 
 # RNG stream ids
-ALPHA, NOISE, PREVIEW, WEIGHTS = range(4)
+ALPHA, NOISE, PREVIEW, WEIGHTS, VECTORS = range(5)
 MEASURED = 256  # samples of the averaged weights that are measured, at least 2 of each class
 
 
@@ -115,7 +116,12 @@ class Training:
         if images is not None:
             self.cache = FeatureCache(images, self.phi.features, device, autocast)
             info(str(self.cache))
-        self.step = DriftStep(self.model, self.encode, loss, generated=batch.generated, autocast=autocast)
+        self.subsets = (
+            None if config.vectors is None else VectorSubsets(self._count_vectors(), config.vectors)
+        )
+        self.step = DriftStep(
+            self.model, self.encode, loss, generated=batch.generated, autocast=autocast, subsets=self.subsets
+        )
         self.micro: MicroBatchedStep | None = None
         self.compute: Callable[[StepInputs], StepOutput] = self.step
         micro = min(batch.micro, self.part.stop - self.part.start)
@@ -158,17 +164,28 @@ class Training:
             # user's network may draw on the CPU.
             _seed(device, derive_seed(config.seed, step, NOISE, position))
             noise.append(self.generator.sample_noise(config.batch.generated))  # type: ignore[operator]
-        return guided_inputs(
+        inputs = guided_inputs(
             tree_map(lambda *parts: _move(torch.cat(parts), device), *noise),
             *(_move(t, device) for t in (real.labels, alpha[self.part], real.positives, real.unconditional)),
             generated=config.batch.generated,
         )
+        if self.subsets is None:
+            return inputs
+        vectors = self.subsets.draw(derive_generator(config.seed, step, VECTORS))
+        return inputs._replace(vectors=_move(vectors.expand(len(real.labels), -1), device))
 
     def encode(self, samples: Tensor) -> dict[str, Tensor]:
         """Return φ of samples, or of the real images in these rows of the cache."""
         if self.cache is not None and not samples.is_floating_point():
             return self.cache(samples)
         return self.phi.features(samples)
+
+    @torch.no_grad()
+    def _count_vectors(self) -> list[int]:
+        """Return the number of vectors of each feature."""
+        sample = torch.zeros(1, *self.source.shape, device=self.distributed.device)
+        with torch.compiler.set_stance("force_eager"):
+            return [value.shape[1] for value in self.phi.features(sample).values()]
 
     def compute_gradient(self, step: int) -> Tensor:
         """See :class:`~driftgen.training.task.Task`, here and below."""
@@ -224,8 +241,10 @@ class Training:
             tree_map(choose_noise, inputs.noise),
             tree_map(lambda t: t[chosen], inputs.conditions),
             inputs.positives[chosen],
+            vectors=None if inputs.vectors is None else inputs.vectors[chosen],
         )
-        step = DriftStep(averaged, self.encode, self.step.loss, generated=each, autocast=self.step.autocast)
+        loss, autocast, subsets = self.step.loss, self.step.autocast, self.subsets
+        step = DriftStep(averaged, self.encode, loss, generated=each, autocast=autocast, subsets=subsets)
         # The compiled encoder has other shapes: a compilation would take longer than the pass.
         with torch.compiler.set_stance("force_eager"):
             generated = step.generate(part, averaged)

@@ -18,9 +18,9 @@ MOVED = Augment(flip=True, rotate=10, zoom=0.1, shift=1)
 CROPPED = Augment(flip=True, crop="random-resized")
 
 
-def images(augment=FLIP, channels=3, **options):
+def images(augment=FLIP, colors=3, **options):
     rng = np.random.default_rng(0)
-    pixels = torch.from_numpy(rng.integers(0, 256, (60, channels, 6, 6), dtype=np.uint8))
+    pixels = torch.from_numpy(rng.integers(0, 256, (60, colors, 6, 6), dtype=np.uint8))
     return ArrayImages(pixels, torch.arange(60) % 3, ["a", "b", "c"], augment, **options)
 
 
@@ -68,9 +68,9 @@ def test_which_augmentation_is_exact():
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("channels", [1, 3])
-def test_a_gpu_returns_the_same_bits(channels):
-    data = images(FLIP, channels) if channels == 3 else images(FLIP, 1, channels=3)
+@pytest.mark.parametrize("colors", [1, 3])
+def test_a_gpu_returns_the_same_bits(colors):
+    data = images(FLIP, colors, channels=3)  # gray images are repeated to three channels
     placed = place_data(data, Data(), torch.device("cuda"))
     assert is_on_gpu(placed)
     chosen = torch.arange(59, -1, -1)

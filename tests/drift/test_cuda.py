@@ -143,8 +143,11 @@ def test_memory_bound():
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_a_captured_loss(weighted):
-    """Each replay of a CUDA graph of the loss and its gradient gives the results of a call."""
+@pytest.mark.parametrize("normalization", ["both", "y", "none"])  # Sinkhorn reads its error on the host
+def test_a_captured_loss(normalization, weighted):
+    """Each replay of a CUDA graph of the loss and its gradient gives the results of a call, with kernels and
+    in plain PyTorch.
+    """
     names = {"a": (3, 64), "b": (1, 64), "c": (2, 128)}
     sets = [
         {
@@ -155,7 +158,7 @@ def test_a_captured_loss(weighted):
     ]
     leaves = [tensor.requires_grad_() for tensor in sets[0].values()]
     weight = torch.rand(4, 24, device="cuda") + 0.5 if weighted else None
-    loss = dg.DriftingLoss()
+    loss = dg.DriftingLoss(normalization=normalization)
 
     def call():
         out = loss(*sets, positive_weight=weight)
@@ -180,4 +183,6 @@ def test_a_captured_loss(weighted):
         graph.replay()
         del scratch
         for got, want in zip(replayed, call(), strict=True):
-            assert torch.equal(got, want)
+            # Plain PyTorch adds with atomic operations, in any order.
+            torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-6)
+            assert normalization != "both" or torch.equal(got, want)

@@ -37,7 +37,10 @@ def test_large_groups(sizes, width, dtype, launched):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_kinds_of_samples(kind, dtype):
-    compare_with_eager(*samples(kind, (256, 32, 256), 128, dtype=dtype))
+    # All affinities of an outlier are nearly equal, and so are the affinities of duplicates: their rounding
+    # errors do not average out. Bfloat16 rounds by up to 2^-8, attraction and repulsion independently.
+    equal = kind in ("outlier", "duplicate") and dtype == torch.bfloat16
+    compare_with_eager(*samples(kind, (256, 32, 256), 128, dtype=dtype), allowed=2**-7 if equal else None)
 
 
 @pytest.mark.parametrize("convention", ["release", "paper"])
@@ -53,15 +56,16 @@ def test_large_groups_with_weights(convention, width):
     compare_with_eager(*sets, weights, convention=convention)
 
 
-def compare_with_eager(gen, neg, pos, weights=None, **options):
+def compare_with_eager(gen, neg, pos, weights=None, allowed=None, **options):
+    allowed = allowed or ALLOWED[gen.dtype]
     neg = neg if neg.shape[1] else None
     out, gradient = run(dg.DriftingLoss(**options), gen, pos, neg, **(weights or {}))
     doubles = [None if t is None else t.double() for t in (gen, pos, neg)]
     exact, expected = run(dg.DriftingLoss(**options), *doubles, **(weights or {}))
     for name in ("loss", "per_group", "scale", "drift"):
-        assert error(getattr(out, name), getattr(exact, name)) < ALLOWED[gen.dtype], name
+        assert error(getattr(out, name), getattr(exact, name)) < allowed, name
     rounded = expected.to(gen.dtype).double()
-    assert error(gradient, expected) < max(ALLOWED[gen.dtype], 1.2 * error(rounded, expected))
+    assert error(gradient, expected) < max(allowed, 1.2 * error(rounded, expected))
 
 
 @pytest.mark.parametrize("width", [64, 256, 1024])

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import driftgen as dg
-from driftgen.generators import MLP, DiT, Generator, ImageMLP, Noise, UNet2D
+from driftgen.generators import MLP, ConvDecoder, DiT, Generator, ImageMLP, Noise, UNet2D
+from driftgen.generators.conditioning import Conditioning
 from driftgen.model_io import load_model, save_model
 from driftgen.ops.compile import compile_parts
 from tests.support.helpers import fails
@@ -37,6 +38,9 @@ MAKE = {
             "style_codebooks": 3,
         }
         | o
+    ),
+    "ConvDecoder": lambda **o: ConvDecoder(
+        **{"input_size": 8, "widths": (16, 8), "condition_size": 16, "style_codebooks": 3} | o
     ),
     "ImageMLP": lambda **o: ImageMLP(
         **{"in_channels": 3, "hidden_size": 32, "depth": 2, "condition_size": 16, "style_codebooks": 3} | o
@@ -220,6 +224,8 @@ def test_wrong_inputs(name):
     fails(lambda: net(noise, LABELS.float()), r"labels have .* dtype torch.float32, .* an integer dtype")
     fails(lambda: net(noise, LABELS + 3), "labels contain 10, expected 0 to 9")
     fails(lambda: net(noise, LABELS - 3), "labels contain -2, expected 0 to 9")
+    outside = Noise(noise.gaussian, noise.style + net.config.style_entries)
+    fails(lambda: net(outside, LABELS), r"noise.style contains \d+, expected 0 to \d+")
     fails(lambda: net(noise, LABELS, ALPHA[:2]), r"alpha has shape \[2\], expected a number or \[3\]")
 
 
@@ -237,3 +243,17 @@ def test_options_replace_those_of_a_config(name):
     assert type(net)(net.config, num_classes=3).config == dg.generators.__dict__[f"{name}Config"](
         **{**vars(net.config), "num_classes": 3}
     )
+
+
+def test_styles_are_the_sum_of_one_row_of_each_codebook():
+    conditioning = Conditioning(4, codebooks=3, entries=5, size=6)
+    labels, alpha = torch.tensor([1, 3]), torch.tensor([1.0, 2.0])
+    style = torch.tensor([[0, 4, 2], [3, 3, 1]])
+    rows = sum(table(style[:, i]) for i, table in enumerate(conditioning.styles))
+    expected = conditioning.classes(labels) + conditioning.alpha(alpha) + rows
+    found = conditioning(labels, alpha, style)
+    torch.testing.assert_close(found, expected)
+    weights = list(conditioning.parameters())
+    gradients = (torch.autograd.grad(out.square().sum(), weights) for out in (found, expected))
+    for got, want in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, want)

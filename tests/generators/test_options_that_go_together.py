@@ -7,6 +7,7 @@ import torch
 
 from driftgen.errors import InputError, OptionError
 from driftgen.features.resnet_mae import ResNetMAE
+from driftgen.generators.conv_decoder import ConvDecoderConfig
 from driftgen.generators.dit import DiTConfig
 from driftgen.generators.image_mlp import ImageMLPConfig
 from driftgen.generators.unet import UNet2DConfig
@@ -61,6 +62,17 @@ from tests.support.helpers import fails
             r"blocks has 4; .*attention_levels has 2; widths has 40, which groups=16 does not divide: set "
             r"blocks=\[1,2\] and attention_levels=\[1\] and groups=8 and head_size=16$",
         ),
+        (
+            ConvDecoderConfig,
+            {"input_size": 30},
+            r"^widths has 4 levels, but input_size=30 can be halved 1 times \(pad the images to 32, or use "
+            r"fewer levels\): set widths=\[32,16\]$",
+        ),
+        (
+            ConvDecoderConfig,
+            {"groups": 12},
+            r"^widths has 128, which groups=12 does not divide: set groups=4$",
+        ),
         (DiTConfig, {"patch_size": 3}, r"^patch_size=3 does not divide input_size=32: set patch_size=2$"),
         (DiTConfig, {"num_heads": 5}, r"^num_heads=5 must divide hidden_size=768 .*: set num_heads=4$"),
         (
@@ -86,6 +98,12 @@ def random_options(rng, cls):
             "groups": rng.choice([1, 3, 8, 16, 32]),
             "head_size": rng.choice([16, 24, 32, 64]),
         }
+    if cls is ConvDecoderConfig:
+        return {
+            "input_size": rng.choice([7, 8, 12, 28, 32, 48, 64, 96]),
+            "widths": [rng.choice([8, 20, 24, 32, 48, 64, 33]) for _ in range(rng.randint(1, 6))],
+            "groups": rng.choice([1, 3, 8, 16]),
+        }
     return {
         "input_size": rng.choice([7, 8, 12, 32, 36]),
         "patch_size": rng.choice([1, 2, 3, 4, 5, 16, 40]),
@@ -94,7 +112,7 @@ def random_options(rng, cls):
     }
 
 
-@pytest.mark.parametrize("cls", [UNet2DConfig, DiTConfig])
+@pytest.mark.parametrize("cls", [UNet2DConfig, ConvDecoderConfig, DiTConfig])
 def test_what_a_message_suggests_fits(cls):
     rng, refused = random.Random(0), []
     for _ in range(500):

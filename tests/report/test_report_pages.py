@@ -144,6 +144,27 @@ def test_the_page_of_a_run(tmp_path):
     assert "τ = 0.02 0.05 τ = 0.2 0.1" in " ".join(charts[0]["text"].split())
 
 
+def test_automatic_choices_are_listed_with_their_reasons(tmp_path):
+    folder = write_run(tmp_path / "run")
+    before = Page(write_report(folder))
+    assert "Automatic choices" not in before.texts("h3")
+    chosen = {
+        "size": "tiny",
+        "reason of the size": "no GPU, 2 CPU cores",
+        "encoder": "runs/mae-photos: pretrained for this run",
+        "augmentation": "30 images in the smallest class: flips are on",
+    }
+    with (folder / "config.yaml").open("a") as file:
+        file.write(f"chosen: {json.dumps(chosen)}\n")
+    page = Page(write_report(folder))
+    assert "Automatic choices" in page.texts("h3")
+    assert page.texts("li")[-3:] == [
+        "size tiny (no GPU, 2 CPU cores)",
+        "encoder runs/mae-photos: pretrained for this run",
+        "30 images in the smallest class: flips are on",
+    ]
+
+
 def test_nothing_is_loaded_and_everything_has_a_text(tmp_path):
     page = Page(write_report(write_run(tmp_path / "run")))
     for element in page.elements:
@@ -259,7 +280,9 @@ def test_fields_of_another_type_do_no_harm(tmp_path, value):
         **dict.fromkeys(("temperatures", "weights", "command", "environment", "recipe"), value),
     )
     (folder / "evaluation.json").write_text(json.dumps(dict.fromkeys(EVALUATION, value)))
-    (folder / "config.yaml").write_text(json.dumps({"optim": value, "data": value, "about": value}))
+    (folder / "config.yaml").write_text(
+        json.dumps(dict.fromkeys(("optim", "data", "about", "chosen"), value))
+    )
     Page(write_report(folder))
     Page(write_reports([folder, write_run(tmp_path / "other")], tmp_path / "page.html"))
 

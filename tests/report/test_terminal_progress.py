@@ -7,7 +7,7 @@ import time
 import pytest
 from rich.console import Console
 
-from driftgen.report.terminal import LiveView, facts_text
+from driftgen.report.terminal import LiveView, facts_text, wrap_line
 from driftgen.training.step_clock import Speed
 from driftgen.training.summary import Summary
 
@@ -68,6 +68,34 @@ def test_a_slow_step_prints_lines():
     assert len(console.file.getvalue()) == count  # the thread ended with the view
 
 
+@pytest.mark.parametrize("rows", [10, 11, 13])
+def test_redirected_output_has_each_row_once(rows):
+    """Work after the last step, such as an evaluation, does not repeat the last row."""
+    console = Console(file=io.StringIO(), width=80)
+    with LiveView("runs/x", 10 * rows, console=console, heartbeat=0.1) as view:
+        for i in range(1, rows + 1):
+            view.advance(10 * i, 0.5)
+            view.update({"step": 10 * i, "drift": [0.1]})
+        view.info("evaluating")
+        time.sleep(0.35)
+    lines = console.file.getvalue().splitlines()
+    assert lines[-1].startswith(f"step {10 * rows}/{10 * rows}, 0.5 s/step, finishing 0:0")
+    row = f"step {10 * rows}/{10 * rows}, 0.5 s/step, drift 0.1"
+    assert lines.index("evaluating") == 1 + lines.index(row)
+    assert len([line for line in lines if "drift" in line]) == (2 if rows < 12 else 3)
+
+
+def test_an_interrupted_run_prints_its_last_row_once():
+    console = Console(file=io.StringIO(), width=80)
+    with LiveView("runs/x", 200, console=console) as view:
+        for i in range(1, 5):
+            view.advance(10 * i, 0.5)
+            view.update({"step": 10 * i, "drift": [0.1]})
+        view.info("stopped after step 40")
+    steps = [line.split("/")[0] for line in console.file.getvalue().splitlines()]
+    assert steps == ["step 10", "step 40", "stopped after step 40"]
+
+
 def test_lines_come_at_least_every_ten_seconds_by_default():
     assert LiveView("runs/x", 1)._heartbeat == 10
 
@@ -87,13 +115,28 @@ def test_the_summary_is_readable_and_its_command_whole(terminal):
     view = LiveView("runs/x", 200, console=console)
     view.begin(summary())
     view.measured(Speed(0.25, 50.0, 12.5, 3 * 2**30))
+    measured = ["measured: 0.25 s/step, 0:50 left, peak memory 3.0 GiB; the", "first step took 12.5 s"]
     assert console.file.getvalue().splitlines() == [
         "data    1,600 color images of 32x32 pixels, 4 classes;",
         "        smallest: cat with 390",
         "device  cpu",
         f"resume  {COMMAND.strip()}",
-        "measured: 0.25 s/step, 0:50 left, peak memory 3.0 GiB; the first step took 12.5 s",
+        *(measured if terminal else [" ".join(measured)]),
     ]
+
+
+def test_lines_break_at_spaces_in_a_terminal_only():
+    text = "stopped by Ctrl-C after step 17; run the same command to resume: " + COMMAND.strip()
+    assert wrap_line(text, 40).splitlines() == [
+        "stopped by Ctrl-C after step 17; run the",
+        "same command to resume:",
+        f"  {COMMAND.strip()}",  # whole, so that it can be copied
+    ]
+    assert wrap_line("a driftgen run", 40) == "a driftgen run"
+    for terminal, lines in ((True, 3), (False, 1)):
+        console = Console(width=80, file=io.StringIO(), force_terminal=terminal, color_system=None)
+        LiveView("runs/x", 200, console=console).info("size tiny: " + "the colors of a class " * 9)
+        assert len(console.file.getvalue().splitlines()) == lines
 
 
 def test_facts_without_rows():

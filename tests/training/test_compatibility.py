@@ -58,4 +58,7 @@ def test_an_older_checkpoint_resumes_as_it_would_have_gone_on(tmp_path):
     trained = max((after.tensors[n] - after.tensors[f"model/{n.split('/')[2]}"]).abs().max() for n in names)
     assert 0 < moved < 0.2 * trained
     assert train(config, folder, Distributed.start("cpu"), view)
-    assert view.said[-1] == "resumed after step 20"
+    assert (
+        view.said[-1]
+        == "resumed after step 20: the run is complete; train longer with --set optim.steps=40 --override"
+    )

@@ -11,6 +11,7 @@ from driftgen.model_io import save_model
 from driftgen.support.distributed import Distributed
 from driftgen.training.feature_cache import CachedRows, FeatureCache
 from driftgen.training.trainer import Training
+from tests.support.accuracy import error
 from tests.support.runs import config, final, run
 
 FLIP = "data.augment={flip: true}"
@@ -113,13 +114,15 @@ def test_a_captured_step_reads_the_cache(tmp_path):
             task.compute_gradient(step)
             steps.append([p.grad.clone() for p in task.generator.parameters()])
         gradients.append(steps)
-    for cached, plain in zip(gradients[0], gradients[1], strict=True):
-        for a, b in zip(cached, plain, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+    cached, plain = gradients
+    for a, b in zip(cached, plain, strict=True):
+        # TF32 products of batches of other sizes: not the same bits.
+        assert all(error(x, y) < 0.02 for x, y in zip(a, b, strict=True))
+    assert any(error(x, y) > 0.2 for x, y in zip(*cached, strict=True))  # other rows, other gradients
 
 
 @pytest.mark.cuda
 def test_too_large_for_the_gpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**20, 2**30))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**19, 2**30))
     with pytest.raises(InputError, match=r"2,874 images need .* GiB, the GPU has 0.0 GiB free"):
         Training(config(FLIP, "cache_features=true"), Distributed.start("cuda"))

@@ -8,7 +8,7 @@ import torch
 
 import driftgen as dg
 from driftgen.features import ResNetMAE
-from driftgen.generators import DiTConfig, ImageMLPConfig, Noise, UNet2DConfig
+from driftgen.generators import ConvDecoderConfig, DiTConfig, ImageMLPConfig, Noise, UNet2DConfig
 from driftgen.support.option_docs import describe_options, documented_arguments
 from driftgen.training.recipe_options import recipe_options
 from driftgen.training.recipes import load_recipe, recipe_names
@@ -16,7 +16,7 @@ from driftgen.training.recipes import load_recipe, recipe_names
 NAMES = [recipe.name for recipe in recipe_names()]
 
 
-@pytest.mark.parametrize("config", [DiTConfig, ImageMLPConfig, UNet2DConfig])
+@pytest.mark.parametrize("config", [ConvDecoderConfig, DiTConfig, ImageMLPConfig, UNet2DConfig])
 def test_every_field_of_a_generator_is_documented(config):
     meanings = documented_arguments(config.__doc__)
     assert list(meanings) == [field.name for field in dataclasses.fields(config)]
@@ -155,6 +155,12 @@ def test_the_command(words, keys, columns, here, monkeypatch):
         assert any(line.startswith(key) for line in lines)
     assert "…" not in done.stdout
     assert f"--set {keys[0]}." in done.stdout
+
+
+@pytest.mark.parametrize(("size", "about"), [("tiny", "decoder, preset 32px"), ("base", "unet, preset 64px")])
+def test_the_command_lists_the_networks_of_a_size(size, about, here):
+    done = here("train", "folder", "--options", "--size", size)
+    assert done.stdout.startswith(f"generator.options  {about}\n")
 
 
 def test_an_unknown_preset_is_one_line(here):

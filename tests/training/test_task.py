@@ -58,7 +58,9 @@ def test_actions_train_in_the_loop(tmp_path):
     assert not view.said
     again, view, task = train_actions(folder)
     assert again
-    assert view.said == ["resumed after step 20"]
+    assert view.said == [
+        "resumed after step 20: the run is complete; train longer with --set optim.steps=40 --override"
+    ]
     assert task.drawn == 20 * 6
 
 

@@ -69,7 +69,9 @@ def test_a_run_leaves_a_model_that_samples(tmp_path):
     assert rows[0].keys() >= {"loss", "gradient_norm", "alpha", "spread", "diversity", "samples_per_second"}
     again, view = run(tmp_path / "r", *changes)
     assert again
-    assert view.said[0] == "resumed after step 20"
+    assert view.said[0] == (
+        "resumed after step 20: the run is complete; train longer with --set optim.steps=40 --override"
+    )
 
 
 @pytest.mark.slow

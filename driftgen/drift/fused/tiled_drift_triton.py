@@ -12,7 +12,8 @@ samples separately, and the first kernel is not launched.
 
 Accuracy is that of ``passes_triton``. V_i = Σ_j C_ij y_j − x_i Σ_j C_ij, with the rounded C in both terms, so
 that rounding errors scale with differences of samples. The gradient splits each C_ij into a rounded value and
-its rounding error.
+its rounding error. The products do not: they are off by up to twice the unit roundoff (2⁻⁷ for bfloat16) if
+all C_ij of a row round the same way, as those of an outlier do.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "policy train": ("policy",),
 }
 SHOWN = 3  # problems listed in one message
-DESCRIPTION = ("about", "expect")  # fields without effect on a run
+DESCRIPTION = ("about", "expect", "chosen")  # fields without effect on a run
 Config = TypeVar("Config", bound=BaseModel)
 
 

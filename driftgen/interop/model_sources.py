@@ -1,0 +1,41 @@
+"""Find the folder of a model by what a user writes: a path, a name of the package, or a name on the Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from driftgen.errors import InputError
+from driftgen.interop import hub
+from driftgen.interop.official import is_official
+from driftgen.interop.packaged import find_packaged, packaged_names
+from driftgen.interop.run_models import RUN_CONFIG, choose_weights, find_run_model
+from driftgen.interop.saved_config import CONFIG
+
+__all__ = ["find_model"]
+
+
+def find_model(source: str, weights: str | None = None) -> Path:
+    """Return the folder of a model, downloaded if need be.
+
+    ``source`` is the name of a model that ships with the package (``digits``), a folder of
+    :func:`~driftgen.model_io.save_model`, a training run, one of the authors' artifacts,
+    ``owner/repository``, or ``hf://name``. ``weights`` is one of
+    :func:`~driftgen.interop.run_models.weight_sets`; a run's first average if None.
+    """
+    folder = Path(source)
+    packaged = find_packaged(source)
+    if packaged is not None and not _is_model(folder):  # a folder of this name may hold anything else
+        folder = packaged
+    elif source.startswith("hf://") or not folder.exists():
+        if not hub.is_hub_name(source):
+            raise InputError(
+                f"{source} does not exist: give a folder, owner/repository, hf://name, or a model of the "
+                f"package ({', '.join(packaged_names())})"
+            )
+        folder = hub.fetch(source)
+    return (find_run_model(folder) or folder) if weights is None else choose_weights(folder, weights)
+
+
+def _is_model(folder: Path) -> bool:
+    """Return True if the folder is a saved model, a run, or an artifact."""
+    return any((folder / name).is_file() for name in (CONFIG, RUN_CONFIG)) or is_official(folder)

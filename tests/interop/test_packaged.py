@@ -1,0 +1,49 @@
+"""Models that ship with the package: found by name, with the figures on record."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import driftgen as dg
+from driftgen.demo import EACH, GUIDANCE
+from driftgen.evaluation.digits import evaluate_digits
+from driftgen.interop.packaged import FOLDER, find_packaged, packaged_names
+from driftgen.model_io import save_model
+
+RESULTS = Path(__file__).parents[2] / "results"
+LARGEST = 30e6  # bytes
+
+
+@pytest.mark.parametrize("name", packaged_names())
+def test_a_packaged_model(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert sum(path.stat().st_size for path in (FOLDER / name).rglob("*")) < LARGEST
+    pipe = dg.DriftPipeline.from_pretrained(name)
+    assert len(pipe([0, 1])) == 2
+    assert f'from_pretrained("{name}")' in (FOLDER / name / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_digits_are_those_of_the_demo():
+    record = json.loads((RESULTS / "demo-digits" / "evaluation.json").read_text())
+    labels = [label for label in range(10) for _ in range(EACH)]
+    pipe = dg.DriftPipeline.from_pretrained("digits", batch_size=EACH)
+    figures = evaluate_digits(pipe(labels, guidance=GUIDANCE, seed=0, output="tensor"), torch.tensor(labels))
+    # Other processors round differently: a few of 1,000 samples may change sides.
+    assert figures == pytest.approx(record["figures"], abs=0.005)
+
+
+def test_a_folder_of_the_same_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits").mkdir()  # for example images
+    assert dg.load_model("digits").config.hidden_size == 256
+    save_model(dg.generators.ImageMLP(input_size=8, in_channels=1, hidden_size=16), tmp_path / "digits")
+    assert dg.load_model("digits").config.hidden_size == 16
+
+
+def test_unknown_names():
+    assert find_packaged("no-such-model") is None
+    assert find_packaged("..") is None
+    with pytest.raises(dg.InputError, match=r"no-such-model does not exist: .* the package \(.*digits"):
+        dg.load_model("no-such-model")
