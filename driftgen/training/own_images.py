@@ -161,8 +161,8 @@ def _recorded_size(folder: Path | None) -> Choice | None:
     """Return the size of the run in a folder; None if there is no run, or one without a size."""
     if folder is None or not (folder / CONFIG).is_file():
         return None
-    config = load_recipe(folder / CONFIG)
-    return Choice(config.chosen[SIZE], config.chosen[REASON]) if SIZE in config.chosen else None
+    chosen = getattr(load_recipe(folder / CONFIG), "chosen", {})
+    return Choice(chosen[SIZE], chosen[REASON]) if SIZE in chosen else None
 
 
 def _generator_of_init(config: Config, overrides: Sequence[str], folder: Path | None) -> list[str]:

@@ -70,7 +70,8 @@ def resolve(
         if not any(key == "data.size" for key, _ in _flatten(model, values)):
             section = section.model_copy(update={"size": None})  # arrays have a size of their own
         opened, section = open_memory(data, section, config.data.size)
-        planned = _load(recipe, overrides, task, **options, data=opened)  # few images: more augmentation
+        # Few images: more augmentation.
+        planned: Any = _load(recipe, overrides, task, **options, data=opened)
         if planned.data.augment != section.augment:
             section = section.model_copy(update={"augment": planned.data.augment})
             opened, section = open_memory(data, section, config.data.size)
