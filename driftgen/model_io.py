@@ -22,7 +22,10 @@ from driftgen.features.resnet_mae import ResNetMAE
 from driftgen.generators.conv_decoder import ConvDecoder
 from driftgen.generators.dit import DiT
 from driftgen.generators.image_mlp import ImageMLP
+from driftgen.generators.policy_network import PolicyNetwork
+from driftgen.generators.transformer import ChunkTransformer
 from driftgen.generators.unet import UNet2D
+from driftgen.generators.unet1d import UNet1D
 from driftgen.interop import hub
 from driftgen.interop.model_card import model_card
 from driftgen.interop.model_sources import find_model
@@ -61,7 +64,7 @@ __all__ = [
     "to_official",
 ]
 
-Kind = Literal["generator", "encoder"]
+Kind = Literal["generator", "encoder", "policy"]
 
 # --- the registry ---------------------------------------------------------------------------------------
 
@@ -71,7 +74,7 @@ class Architecture:
     """One entry of the registry.
 
     Attributes:
-        kind: generator or encoder.
+        kind: generator of images, encoder, or policy (a policy's network, or its generator of chunks).
         name: the name in recipes (``generator.kind``, ``encoders.N.kind``).
         model: the class.
         saved_as: the name in ``config.json``; None if the class has no saved form.
@@ -98,6 +101,9 @@ _REGISTRY: dict[str, Architecture] = {
         Architecture("generator", "unet", UNet2D, "UNet2D", UNet2D),
         Architecture("generator", "mlp", ImageMLP, "ImageMLP", ImageMLP),
         Architecture("generator", "decoder", ConvDecoder, "ConvDecoder", ConvDecoder),
+        Architecture("policy", "unet1d", UNet1D, "UNet1D", UNet1D),
+        Architecture("policy", "transformer", ChunkTransformer, "ChunkTransformer", ChunkTransformer),
+        Architecture("policy", "policy", PolicyNetwork, "PolicyNetwork", PolicyNetwork),
         Architecture("encoder", "mae", ResNetMAE, "ResNetMAE", ResNetMAE),
         Architecture("encoder", "convnext", Backbone, "ConvNeXtV2", Backbone.from_convnext),
         Architecture("encoder", "backbone", Backbone, None, Backbone, path="argument"),

@@ -21,11 +21,13 @@ KNOWS = {
     "evaluation": {
         *("data", "drift", "features", "generators", "interop", "ops", "support", "tokenizers"),
     },
+    "policy": {"features", "generators", "interop", "ops", "support"},
     "model_io": {"features", "generators", "interop", "ops", "support"},
     "interop": {"features", "generators", "ops", "support"},
     "pipeline": {"features", "generators", "interop", "ops", "support", "tokenizers"},
     "training": {
-        *("data", "drift", "evaluation", "features", "generators", "interop", "ops", "support", "tokenizers"),
+        *("data", "drift", "evaluation", "features", "generators", "interop", "ops", "policy", "support"),
+        "tokenizers",
     },
     "report": {
         *("data", "drift", "evaluation", "features", "generators", "interop", "ops", "support"),
@@ -40,13 +42,13 @@ KNOWS = {
         *("tokenizers", "training"),
     },
     "cli": {
-        *("bench", "data", "drift", "evaluation", "features", "generators", "interop", "ops", "report"),
-        *("support", "tokenizers", "training"),
+        *("bench", "data", "drift", "evaluation", "features", "generators", "interop", "ops", "policy"),
+        *("report", "support", "tokenizers", "training"),
     },
     # Where training and report meet, in dg.train and dg.pretrain: imported on first use.
     "__init__": {
-        *("data", "drift", "evaluation", "features", "generators", "interop", "ops", "report", "support"),
-        *("tokenizers", "training"),
+        *("data", "drift", "evaluation", "features", "generators", "interop", "ops", "policy", "report"),
+        *("support", "tokenizers", "training"),
     },
     "__main__": {"cli"},
 }

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import driftgen
-from driftgen.cli import models, runs, studies, toys
+from driftgen.cli import models, policies, runs, studies, toys
 from driftgen.cli.bench import bench
 from driftgen.cli.evaluate import evaluate
 from driftgen.cli.help_format import App
@@ -57,6 +57,7 @@ app.command("eval")(evaluate)
 app.command()(neighbors)
 app.command()(studies.ablate)
 app.add_typer(models.convert, name="convert")
+app.add_typer(policies.policy, name="policy")
 app.add_typer(bench, name="bench")
 
 

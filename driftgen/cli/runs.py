@@ -15,7 +15,22 @@ from rich.console import Console
 import driftgen
 from driftgen.cli.options import Device
 
-__all__ = ["encode", "pretrain", "recipes", "train"]
+__all__ = [
+    "Changes",
+    "DryRun",
+    "Options",
+    "Override",
+    "Recipe",
+    "RunFolder",
+    "Show",
+    "State",
+    "encode",
+    "pretrain",
+    "recipes",
+    "show_network_options",
+    "start_training",
+    "train",
+]
 
 Recipe = Annotated[
     str,
@@ -82,13 +97,13 @@ def train(
     Several GPUs: torchrun --nproc-per-node 8 -m driftgen train RECIPE
     """
     if options:
-        _show_options("train", recipe, changes or [], size, device)
+        show_network_options("train", recipe, changes or [], size, device)
         return
     start = [] if init is None else [f"init={init}"]
     ask = partial(typer.confirm, default=True)
     permission = {"pretrain": yes or (ask if sys.stdin.isatty() else False)}
     settings = {"state": state, "override": override, "device": device, **permission}
-    _start("train", recipe, [*(changes or []), *start], out, size, show, dry_run, settings)
+    start_training("train", recipe, [*(changes or []), *start], out, size, show, dry_run, settings)
 
 
 def pretrain(
@@ -105,10 +120,10 @@ def pretrain(
 ) -> None:
     """Train an encoder (a masked autoencoder) for the loss of a generator."""
     if options:
-        _show_options("pretrain", recipe, changes or [], size, device)
+        show_network_options("pretrain", recipe, changes or [], size, device)
         return
     settings = {"state": state, "override": override, "device": device}
-    _start("pretrain", recipe, changes or [], out, size, show, dry_run, settings)
+    start_training("pretrain", recipe, changes or [], out, size, show, dry_run, settings)
 
 
 def encode(
@@ -174,19 +189,20 @@ def recipes() -> None:
     from driftgen.training.recipes import recipe_names
 
     sections = {
-        f"driftgen {task}": {r.name: r.about for r in recipe_names() if r.task == task}
-        for task in ("train", "pretrain")
+        f"driftgen {command}": {r.name: r.about for r in recipe_names() if r.task == task}
+        for task, command in {"train": "train", "pretrain": "pretrain", "policy": "policy train"}.items()
     }
     show_names(sections, Console(highlight=False))
 
 
-def _show_options(
-    task: Literal["train", "pretrain"],
+def show_network_options(
+    task: Literal["train", "pretrain", "policy train"],
     argument: str,
     changes: list[str],
     size: str | None,
     device: str | None,
 ) -> None:
+    """List the options of a recipe's networks."""
     from driftgen.report.name_list import show_options
     from driftgen.training.own_images import name_recipe, plan
     from driftgen.training.recipe_options import recipe_options
@@ -196,8 +212,8 @@ def _show_options(
     show_options(recipe_options(config), Console(highlight=False))
 
 
-def _start(
-    task: Literal["train", "pretrain"],
+def start_training(
+    task: Literal["train", "pretrain", "policy train"],
     argument: str,
     changes: list[str],
     out: Path | None,
@@ -206,6 +222,7 @@ def _start(
     dry_run: bool,
     options: dict[str, Any],
 ) -> None:
+    """Run a training command, or show what it would run with."""
     from driftgen.training.own_images import name_recipe, plan
     from driftgen.training.recipes import to_yaml
 
@@ -219,7 +236,7 @@ def _start(
     if dry_run:
         _dry_run(config, folder, options["override"], options["device"])
         return
-    start: Any = driftgen.train if task == "train" else driftgen.pretrain
+    start: Any = driftgen.pretrain if task == "pretrain" else driftgen.train
     run = start(config, folder, name=Path(recipe).stem, **options)
     if not run.complete:
         raise typer.Exit(130)

@@ -5,10 +5,15 @@ from driftgen.generators.conv_decoder import ConvDecoder, ConvDecoderConfig
 from driftgen.generators.dit import DiT, DiTConfig
 from driftgen.generators.image_mlp import ImageMLP, ImageMLPConfig
 from driftgen.generators.mlp import MLP
+from driftgen.generators.policy_network import PolicyNetwork
+from driftgen.generators.transformer import ChunkTransformer, ChunkTransformerConfig
 from driftgen.generators.unet import UNet2D, UNet2DConfig
+from driftgen.generators.unet1d import UNet1D, UNet1DConfig
 
 __all__ = [
     "MLP",
+    "ChunkTransformer",
+    "ChunkTransformerConfig",
     "ConvDecoder",
     "ConvDecoderConfig",
     "DiT",
@@ -17,6 +22,9 @@ __all__ = [
     "ImageMLP",
     "ImageMLPConfig",
     "Noise",
+    "PolicyNetwork",
+    "UNet1D",
+    "UNet1DConfig",
     "UNet2D",
     "UNet2DConfig",
 ]

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,7 +18,7 @@ from driftgen.model_io import load_any, registered_name
 from driftgen.support.distributed import Distributed
 from driftgen.training.auto_encoder import is_auto, pretrain_config
 from driftgen.training.build import Parts, build_mae
-from driftgen.training.config import MODULE, Encoder, PretrainConfig, TrainConfig
+from driftgen.training.config import MODULE, Encoder, TrainConfig
 from driftgen.training.dry_run import measure_run
 from driftgen.training.recipe_options import FROM_DATA
 from driftgen.training.recipe_sizes import (
@@ -31,13 +31,13 @@ from driftgen.training.recipe_sizes import (
     size_note,
     size_overrides,
 )
-from driftgen.training.recipes import load_recipe, recipe_names
+from driftgen.training.recipes import Command, RunConfig, load_recipe, recipe_names
 from driftgen.training.run_folder import CONFIG
 
 __all__ = ["ENCODER", "NEXT", "SIZE", "NamedRecipe", "name_recipe", "notes", "plan"]
 
-Task = Literal["train", "pretrain"]
-Config = TrainConfig | PretrainConfig
+Task = Command
+Config = RunConfig
 SIZE, REASON, AUGMENTATION, ENCODER = "size", "reason of the size", "augmentation", "encoder"
 GENERATOR = "generator"
 NEXT = "next"  # the run that an encoder is pretrained for
@@ -143,7 +143,7 @@ def plan(
 
 def notes(config: Config, folder: Path) -> list[str]:
     """Return one line for each automatic choice of the run in ``folder``, and what to expect."""
-    chosen, lines = config.chosen, []
+    chosen, lines = getattr(config, "chosen", {}), []
     if NEXT in chosen:
         lines.append(f"part 1 of 2: an encoder, in {folder}; part 2 is the generator, in {chosen[NEXT]}")
     if ENCODER in chosen:
@@ -161,8 +161,8 @@ def _recorded_size(folder: Path | None) -> Choice | None:
     """Return the size of the run in a folder; None if there is no run, or one without a size."""
     if folder is None or not (folder / CONFIG).is_file():
         return None
-    config = load_recipe(folder / CONFIG)
-    return Choice(config.chosen[SIZE], config.chosen[REASON]) if SIZE in config.chosen else None
+    chosen = getattr(load_recipe(folder / CONFIG), "chosen", {})
+    return Choice(chosen[SIZE], chosen[REASON]) if SIZE in chosen else None
 
 
 def _generator_of_init(config: Config, overrides: Sequence[str], folder: Path | None) -> list[str]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,9 +13,8 @@ from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel
-from torch import Tensor, nn
+from torch import Tensor
 
-from driftgen.data.hf_datasets import is_dataset_dict
 from driftgen.data.images import RealData
 from driftgen.data.in_memory import open_memory
 from driftgen.errors import InputError, unknown_name
@@ -26,18 +24,21 @@ from driftgen.evaluation.image_sources import RealImages
 from driftgen.evaluation.precision_recall import precision_recall
 from driftgen.evaluation.reference import compute_reference
 from driftgen.evaluation.sweep import Evaluation, evaluate_model
-from driftgen.model_io import find_model, load_weights, read_config, register_generator, registered_name
+from driftgen.model_io import find_model, load_weights, read_config
 from driftgen.pipeline import DriftPipeline
+from driftgen.policy.drifting_policy import DriftingPolicy
 from driftgen.support.atomic_write import atomic_write
 from driftgen.support.distributed import Distributed
 from driftgen.support.provenance import provenance
 from driftgen.support.rng import derive_generator
 from driftgen.training.build import NO_PARTS, Parts, build_features, make_tokenizer
-from driftgen.training.config import AUTO, MODULE, PretrainConfig, TrainConfig
+from driftgen.training.config import PretrainConfig, TrainConfig
 from driftgen.training.metrics_file import read_metrics
-from driftgen.training.own_images import name_recipe, notes, plan
+from driftgen.training.own_images import name_recipe, notes
+from driftgen.training.policy_task import train_policy
 from driftgen.training.pretrain import pretrain
-from driftgen.training.recipes import load_recipe, to_yaml
+from driftgen.training.recipes import Command, RunConfig, load_recipe
+from driftgen.training.run_changes import resolve
 from driftgen.training.run_evaluation import open_without_augmentation
 from driftgen.training.run_folder import CONFIG, METRICS, recorded_init
 from driftgen.training.run_start import (
@@ -52,8 +53,7 @@ from driftgen.training.trainer import train
 
 __all__ = ["Run", "recorded_init", "start_run"]
 
-Task = Literal["train", "pretrain"]
-Config = TrainConfig | PretrainConfig
+TRAININGS: dict[str, Callable[..., bool]] = {"train": train, "pretrain": pretrain, "policy": train_policy}
 REPORT, EVALUATION = "report.html", "evaluation.json"
 
 
@@ -79,7 +79,7 @@ class Run:
             raise InputError(f"{self.folder} holds no run: {CONFIG} is missing")
 
     @property
-    def config(self) -> Config:
+    def config(self) -> RunConfig:
         """The resolved configuration."""
         return load_recipe(self.folder / CONFIG)
 
@@ -107,6 +107,10 @@ class Run:
         device, dtype = options.pop("device", None), options.pop("dtype", None)
         facts = saved.model_dump(include={"class_names", "guidance", "source"})
         return DriftPipeline(network, **{**facts, **options}).to(device, dtype)
+
+    def policy(self, **options: Any) -> DriftingPolicy:
+        """Load the policy; ``options`` are those of :meth:`DriftingPolicy.from_pretrained`."""
+        return DriftingPolicy.from_pretrained(self.folder, **options)
 
     def evaluate(
         self,
@@ -191,7 +195,8 @@ class Run:
     def _train_config(self) -> TrainConfig:
         config = self.config
         if not isinstance(config, TrainConfig):
-            raise InputError(f"{self.folder} is a run of driftgen pretrain: it has an encoder, no generator")
+            kind = "an encoder" if isinstance(config, PretrainConfig) else "a policy (see Run.policy)"
+            raise InputError(f"{self.folder} is a run of driftgen {config.task}: it has {kind}, no generator")
         return config
 
     def _real_data(self, config: TrainConfig, data: Any) -> RealData:
@@ -217,8 +222,8 @@ def _figures(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def start_run(
-    task: Task,
-    recipe: str | Path | Config,
+    task: Command,
+    recipe: str | Path | RunConfig,
     out: str | Path | None,
     *,
     view: Callable[..., AbstractContextManager[View]],
@@ -256,8 +261,8 @@ def start_run(
         folder = Path(out) if out is not None else fresh_folder(name, processes)
         told: set[str] = set()  # notes that the first of two parts printed
 
-        def run(config: Config, folder: Path, name: str, state: str | Path | None = None) -> bool:
-            temperatures = config.loss.temperatures if isinstance(config, TrainConfig) else ()
+        def run(config: RunConfig, folder: Path, name: str, state: str | Path | None = None) -> bool:
+            temperatures = () if isinstance(config, PretrainConfig) else config.loss.temperatures
             shared: dict[str, Any] = {"name": name, "override": override, "report": report, "parts": parts}
             from rich.console import Console
 
@@ -269,8 +274,8 @@ def start_run(
                 if state is not None:
                     place_compact_state(state, folder, config, override, processes, shown)
                 if isinstance(config, TrainConfig):
-                    return train(recorded_init(config, folder, shown), folder, processes, shown, **shared)
-                return pretrain(config, folder, processes, shown, **shared)
+                    config = recorded_init(config, folder, shown)
+                return TRAININGS[config.task](config, folder, processes, shown, **shared)
 
         if isinstance(config, TrainConfig):
             run_first = partial(run, name="mae-folder")
@@ -282,118 +287,3 @@ def start_run(
     finally:
         processes.close()
     return Run(folder, parts, complete, report)
-
-
-def resolve(
-    task: Task,
-    recipe: str | Path | Config,
-    changes: Mapping[str, Any],
-    implied: Sequence[str] = (),
-    **options: Any,
-) -> tuple[Config, Parts]:
-    """Return the configuration of a recipe with its changes, and the parts that were passed from Python.
-
-    ``implied`` are changes that come before those of the user, ``options`` those of
-    :func:`driftgen.training.own_images.plan`.
-    """
-    values, data, networks = dict(changes), None, {}
-    if not isinstance(values.get("data", {}), Mapping) or is_dataset_dict(values.get("data")):
-        data = values.pop("data")
-    if isinstance(data, str | Path):
-        values, data = {"data.path": str(data), **values}, None
-    generator = values.get("generator")
-    if generator is not None and not isinstance(generator, Mapping):
-        if not isinstance(generator, nn.Module):
-            raise InputError(
-                f"generator is a {type(generator).__name__}: pass a torch.nn.Module or a dict of values"
-            )
-        values["generator"] = {"kind": MODULE, "preset": None, "options": _identity(generator)}
-        networks["generator"] = generator
-    modules: list[nn.Module] = []
-    if values.get("encoders") is not None:
-        listed = values["encoders"]
-        listed = listed if isinstance(listed, list) else [listed]
-        values["encoders"] = [_encoder_entry(entry, modules) for entry in listed]
-    if values.get("init") is not None:
-        values["init"] = str(values["init"])
-    model: type[BaseModel] = TrainConfig if task == "train" else PretrainConfig
-    overrides = [*implied, *(f"{key}={_yaml(key, value)}" for key, value in _flatten(model, values))]
-    config = _load(recipe, overrides, task, **options)
-    if "data.path" in values and config.data.kind in ("digits", "memory"):
-        config = config.model_copy(update={"data": config.data.model_copy(update={"kind": "images"})})
-    opened = None
-    if data is not None:
-        section = config.data
-        if not any(key == "data.size" for key, _ in _flatten(model, values)):
-            section = section.model_copy(update={"size": None})  # arrays have a size of their own
-        opened, section = open_memory(data, section, config.data.size)
-        planned = _load(recipe, overrides, task, **options, data=opened)  # few images: more augmentation
-        if planned.data.augment != section.augment:
-            section = section.model_copy(update={"augment": planned.data.augment})
-            opened, section = open_memory(data, section, config.data.size)
-        config = config.model_copy(update={"data": section, "chosen": planned.chosen})
-    if "generator" in networks:
-        _register_own(networks["generator"])
-    return config, Parts(opened, networks.get("generator"), tuple(modules))
-
-
-def _load(recipe: str | Path | Config, overrides: Sequence[str], task: Task, **options: Any) -> Config:
-    if not isinstance(recipe, BaseModel):
-        return plan(task, recipe, overrides, **options)
-    if recipe.task != task:
-        raise InputError(f"recipe is a configuration for {recipe.task}: pass it to driftgen.{recipe.task}")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"{task}.yaml"
-        path.write_text(to_yaml(recipe), encoding="utf-8")
-        return load_recipe(path, overrides, task)
-
-
-def _flatten(model: type[BaseModel], values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys and values. A dict for a section changes single keys of it; other values replace."""
-    for key, value in values.items():
-        found = model.model_fields.get(key)
-        section = found.annotation if found is not None else None
-        if isinstance(value, Mapping) and isinstance(section, type) and issubclass(section, BaseModel):
-            yield from ((f"{key}.{inner}", v) for inner, v in _flatten(section, value))
-        else:
-            yield key, value
-
-
-def _yaml(key: str, value: Any) -> str:
-    """Return a value as JSON, which is YAML on one line."""
-    try:
-        return json.dumps(
-            value, ensure_ascii=False, default=lambda v: v.item() if hasattr(v, "item") else str(v)
-        )
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{key}={value!r} is not a value of a recipe: {error}") from None
-
-
-def _encoder_entry(entry: Any, modules: list[nn.Module]) -> dict[str, Any]:
-    """Return the recipe's entry for one encoder; append the encoder to ``modules`` if it is a network."""
-    if isinstance(entry, Mapping):
-        return dict(entry)
-    if entry == AUTO:
-        return {"kind": AUTO}
-    if isinstance(entry, str | Path):
-        return {"kind": "mae", "path": str(entry)}
-    encoder, switches = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, {})
-    if not isinstance(encoder, nn.Module) or not callable(getattr(encoder, "features", None)):
-        raise InputError(
-            f"encoders: {type(encoder).__name__} is not an encoder: pass a torch.nn.Module with features(x), "
-            "a path, or a dict of recipe values"
-        )
-    modules.append(encoder)
-    return {"kind": MODULE, "options": _identity(encoder), "switches": dict(switches)}
-
-
-def _identity(network: nn.Module) -> dict[str, Any]:
-    """Return the record of a network from Python: a run resumes with the same kind of network only."""
-    return {"class": type(network).__qualname__, "parameters": sum(p.numel() for p in network.parameters())}
-
-
-def _register_own(network: nn.Module) -> None:
-    """Register the class of a network from Python under its own name, so that its weights can be saved."""
-    cls = type(network)
-    if registered_name(cls) is None and callable(getattr(cls, "sample_noise", None)):
-        register_generator(cls.__name__, cls)

@@ -17,7 +17,7 @@ from driftgen.training.compact_state import place_state
 from driftgen.training.config import MODULE, Encoder, PretrainConfig, TrainConfig
 from driftgen.training.own_images import ENCODER, NEXT, SIZE
 from driftgen.training.recipe_sizes import size_overrides
-from driftgen.training.recipes import load_recipe
+from driftgen.training.recipes import RunConfig, load_recipe
 from driftgen.training.run_folder import CHECKPOINTS, CONFIG, check_run
 from driftgen.training.task import View
 
@@ -45,7 +45,7 @@ NO_PERMISSION = Permission()
 class Phase(NamedTuple):
     """One of the trainings of a command: its configuration, its folder, and parts from Python."""
 
-    config: TrainConfig | PretrainConfig
+    config: RunConfig
     folder: Path
     parts: Parts = NO_PARTS
 
@@ -91,7 +91,7 @@ def with_encoder(
     return config.model_copy(update={"encoders": (choice.entry,), "chosen": chosen})
 
 
-def planned_phases(config: TrainConfig | PretrainConfig, folder: Path, device: str | None) -> list[Phase]:
+def planned_phases(config: RunConfig, folder: Path, device: str | None) -> list[Phase]:
     """Return the trainings that a command would run, for a dry run: an untrained encoder stands for one that
     would be pretrained.
     """
@@ -154,7 +154,7 @@ def _require(permission: Permission, config: TrainConfig, path: str, processes: 
 def place_compact_state(
     state: str | Path,
     folder: Path,
-    config: TrainConfig | PretrainConfig,
+    config: RunConfig,
     override: bool,
     processes: Distributed,
     view: View,

@@ -14,7 +14,7 @@ from driftgen.data.in_memory import DatasetImages, open_memory
 from driftgen.data.latent_encoding import encode_images
 from driftgen.tokenizers import Identity
 from driftgen.training.config import Augment, Data
-from driftgen.training.run import resolve
+from driftgen.training.run_changes import resolve
 from tests.support.helpers import fails
 from tests.support.image_data import EVERYTHING, every, noise, opening, to_bytes
 

@@ -14,7 +14,7 @@ from driftgen import model_io
 from driftgen.data.images import digits
 from driftgen.training.config import TrainConfig
 from driftgen.training.recipes import load_recipe
-from driftgen.training.run import resolve
+from driftgen.training.run_changes import resolve
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_own_network.py"
 FAST = {

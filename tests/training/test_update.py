@@ -13,7 +13,7 @@ from driftgen.training.build import Parts
 from driftgen.training.config import Optimizer
 from driftgen.training.ema import EMA
 from driftgen.training.loop import Loop
-from driftgen.training.run import resolve
+from driftgen.training.run_changes import resolve
 from driftgen.training.trainer import Training, train
 from driftgen.training.update import Update
 from tests.support.runs import SMALL, Silent, config, final

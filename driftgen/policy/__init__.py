@@ -1,0 +1,1 @@
+"""Policies: demonstrations, environments, the one-step policy and its rollouts."""

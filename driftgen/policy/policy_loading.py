@@ -1,0 +1,128 @@
+"""Policies by name: packaged ones, saved folders, and the last checkpoints of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from driftgen.errors import InputError
+from driftgen.policy.environments import TASKS, SimulatedTask, find_task, matching_observations
+from driftgen.policy.rollout import Policy, RandomPolicy
+
+__all__ = ["LoadOptions", "checkpoint_steps", "choose_task", "load_policy", "policies_of_run"]
+
+RANDOM = "random"
+PACKAGED = Path(__file__).parent / "models"  # one folder per policy that ships with the package
+CHECKPOINTS, STATE = "checkpoints", "state.safetensors"
+
+
+class LoadOptions(NamedTuple):
+    """How a policy is loaded.
+
+    Attributes:
+        task: name of the task; needed by ``random``.
+        weights: set of weights of a run.
+        device: of the network.
+        scheduler: ``ddpm`` or ``ddim``, for a diffusion policy.
+        calls: its network calls per chunk.
+    """
+
+    task: str | None = None
+    weights: str | None = None
+    device: str | None = None
+    scheduler: str | None = None
+    calls: int | None = None
+
+
+def load_policy(name: str, options: LoadOptions) -> Policy:
+    """Load a policy: a packaged one such as ``pusht``, a run, a saved folder, a hub name, or ``random``."""
+    if name == RANDOM:
+        if options.task is None:
+            raise InputError("random: name the task with --task")
+        return RandomPolicy(options.task)
+    source = PACKAGED / name if (PACKAGED / name).is_dir() and not Path(name).exists() else name
+    if isinstance(source, str) and source in TASKS and not Path(source).exists():
+        raise InputError(f"no policy for {source} comes with driftgen: give the folder of a trained one")
+    policy_class: Any = import_module("driftgen.policy.drifting_policy").DriftingPolicy
+    policy: Policy = policy_class.from_pretrained(
+        source,
+        weights=options.weights,
+        device=options.device,
+        scheduler=options.scheduler,
+        calls=options.calls,
+    )
+    return policy
+
+
+def choose_task(policy: Policy, name: str | None) -> tuple[SimulatedTask, str]:
+    """Return the task of a policy and the preset of its observations.
+
+    Without a name it is the only task that has such observations.
+    """
+    network = getattr(policy, "network", None)
+    shapes = getattr(network, "observations", None)
+    if shapes is None:
+        if name is None:
+            raise InputError("the policy does not say what it observes: name the task with --task")
+        task = find_task(name)
+        return task, next(iter(task.observations))
+    if name is not None:
+        task = find_task(name)
+        return task, matching_observations(task, shapes)
+    wanted = {key: tuple(shape) for key, shape in shapes.items()}
+    found = [
+        (t, preset) for t in TASKS.values() for preset, offered in t.observations.items() if offered == wanted
+    ]
+    if len(found) == 1:
+        return found[0]
+    listed = ", ".join(f"{key} {list(shape)}" for key, shape in wanted.items())
+    if found:
+        names = " or ".join(task.name for task, _ in found)
+        raise InputError(f"the policy observes {listed}, as in {names}: name the task with --task")
+    raise InputError(
+        f"the policy observes {listed}, as in no task of {', '.join(TASKS)}: it cannot be simulated"
+    )
+
+
+def checkpoint_steps(run: Path) -> list[int]:
+    """Return the steps of a run's checkpoints, in ascending order."""
+    folders = (run / CHECKPOINTS).glob("step-*")
+    return sorted(
+        int(path.name[5:]) for path in folders if path.name[5:].isdigit() and (path / STATE).is_file()
+    )
+
+
+def policies_of_run(run: str, count: int, options: LoadOptions) -> list[tuple[str, Callable[[], Policy]]]:
+    """Return name and loader of the averaged weights of a run's last ``count`` checkpoints."""
+    steps = checkpoint_steps(Path(run))[-count:]
+    if len(steps) < count:
+        raise InputError(
+            f"{run} has {len(steps)} checkpoints, {count} are asked for: train with --set "
+            f"output.keep_last={count}, or ask for fewer with --checkpoints"
+        )
+    return [(f"{run}, step {step}", partial(_load_checkpoint, run, step, options)) for step in steps]
+
+
+def _load_checkpoint(run: str, step: int, options: LoadOptions) -> Policy:
+    """Load a run's policy with the weights of a checkpoint in place of its newest ones."""
+    from safetensors import SafetensorError, safe_open
+
+    loaded = load_policy(run, options)
+    policy: Any = loaded
+    source = getattr(policy, "source", {})
+    prefix = f"ema/{source['ema']}/" if "ema" in source else "model/"
+    path = Path(run) / CHECKPOINTS / f"step-{step:08d}" / STATE
+    try:
+        with safe_open(path, "pt") as file:
+            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118, not a mapping
+            weights = {name.removeprefix(prefix): file.get_tensor(name) for name in names}
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+    missing = policy.network.state_dict().keys() - weights.keys()
+    if missing:
+        raise InputError(f"{path} has no {prefix}{min(missing)}: it belongs to another kind of run")
+    policy.network.load_state_dict(weights)
+    return loaded

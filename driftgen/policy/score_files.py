@@ -1,0 +1,121 @@
+"""The files of an evaluation: ``evaluation.json``, a table, videos and stills."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from driftgen.errors import InputError
+from driftgen.policy.environments import TASKS
+from driftgen.policy.policy_loading import LoadOptions, choose_task, load_policy, policies_of_run
+from driftgen.policy.rollout import Policy, Rollout, run_rollouts
+from driftgen.policy.score import evaluate_policies, score_table
+from driftgen.policy.videos import check_video_path, choose_rollouts, save_stills, save_video, video_name
+from driftgen.support.atomic_write import atomic_write, make_folder
+from driftgen.support.provenance import command_line
+
+__all__ = ["run_policy_evaluation", "run_single_rollout"]
+
+TABLE, STILLS, VIDEOS = "table.md", "stills.png", "videos"
+
+
+def run_policy_evaluation(
+    models: Sequence[str],
+    options: LoadOptions,
+    out: Path | None = None,
+    *,
+    checkpoints: int | None = None,
+    videos: int = 2,
+    **protocol: Any,
+) -> dict[str, Any]:
+    """Evaluate policies, print the result and write its files; return the record.
+
+    Args:
+        models: names for :func:`~driftgen.policy.policy_loading.load_policy`, averaged as checkpoints of one
+            policy.
+        options: how they are loaded.
+        out: folder of the result; ``runs/policy-eval/NAME`` if None.
+        checkpoints: evaluate this number of last checkpoints of the one run in ``models``.
+        videos: number of best and of worst episodes of the last checkpoint to record.
+        protocol: further options of :func:`~driftgen.policy.score.evaluate_policies`.
+    """
+    loaders: list[tuple[str, Callable[[], Policy]]]
+    if checkpoints is None:
+        loaders = [(name, _loader(name, options)) for name in models]
+    elif len(models) == 1:
+        loaders = policies_of_run(models[0], checkpoints, options)
+    else:
+        raise InputError(f"--checkpoints {checkpoints} is for one run, {len(models)} models are named")
+    task, preset = choose_task(loaders[-1][1](), options.task or _task_named(models[-1]))
+    folder = make_folder(Path("runs/policy-eval") / Path(models[-1]).name if out is None else out)
+    if videos:
+        check_video_path(folder / "check.mp4")
+    record, rollouts = evaluate_policies(
+        loaders, task.name, preset, folder, command=command_line(), **protocol
+    )
+    with atomic_write(folder / TABLE) as scratch:
+        scratch.write_text(score_table([(Path(models[-1]).name, record)]), encoding="utf-8")
+    print(_summary(task.title, record))
+    if videos and rollouts:
+        chosen = choose_rollouts(rollouts, videos)
+        for rollout in chosen:
+            save_video(task.name, rollout, folder / VIDEOS / video_name(task.name, rollout))
+        save_stills(task.name, chosen, folder / STILLS)
+    print(folder)
+    return record
+
+
+def run_single_rollout(
+    model: str,
+    options: LoadOptions,
+    *,
+    seed: int = 0,
+    video: Path | None = None,
+    stills: Path | None = None,
+    max_steps: int | None = None,
+) -> Rollout:
+    """Simulate one episode, print its outcome and write a video or stills; return the rollout."""
+    if video is not None:
+        check_video_path(video)
+    if stills is not None and stills.suffix != ".png":
+        raise InputError(f"--stills {stills}: name a file that ends in .png")
+    if options.task is None:
+        options = options._replace(task=_task_named(model))
+    policy = load_policy(model, options)
+    task, preset = choose_task(policy, options.task)
+    (rollout,) = run_rollouts(policy, task.name, preset, [seed], max_steps=max_steps, processes=1)
+    outcome = "success" if rollout.success else "no success"
+    print(f"{task.title}, seed {seed}: score {rollout.score:.3f}, {outcome} in {rollout.steps} steps")
+    if video is not None:
+        print(save_video(task.name, rollout, video))
+    if stills is not None:
+        print(save_stills(task.name, [rollout], stills))
+    return rollout
+
+
+def _loader(name: str, options: LoadOptions) -> Callable[[], Policy]:
+    return lambda: load_policy(name, options)
+
+
+def _task_named(model: str) -> str | None:
+    """Return the task of a packaged policy, which has its name."""
+    return model if model in TASKS and not Path(model).exists() else None
+
+
+def _summary(title: str, record: dict[str, Any]) -> str:
+    error = record["standard_error"]
+    count = len(record["checkpoints"])
+    text = f"{title}: score {record['mean']:.3f}"
+    if error is not None:
+        text += f" ± {error:.3f}"
+    text += f", success {record['success_rate']:.0%}, {len(record['seeds'])} seeds"
+    if count > 1:
+        text += f", {count} checkpoints"
+    if "phases" in record:
+        text += "".join(f", p{k} {share:.2f}" for k, share in enumerate(record["phases"], 1))
+    rows = record["checkpoints"][-1].get("latency") or []
+    for row in rows[:1]:
+        calls = "" if row["network_calls"] is None else f", {row['network_calls']} network calls"
+        text += f"\n{row['milliseconds']:.1f} ms per chunk{calls} ({row['device']})"
+    return text
