@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from driftgen.cli.help_format import App
-from driftgen.cli.options import Device, Seed
+from driftgen.cli.options import Device
 
 __all__ = ["policy"]
 
@@ -45,7 +45,7 @@ def evaluate_policy(
     ] = None,
     episodes: Annotated[int, typer.Option(help="Episodes per checkpoint.")] = 50,
     first_seed: Annotated[int, typer.Option(help="Seed of the first episode; they count up.")] = 100_000,
-    seed: Seed = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the policy's noise.")] = 0,
     max_steps: Annotated[int | None, typer.Option(help="Steps of an episode. Default: the task's.")] = None,
     videos: Annotated[int, typer.Option(help="Videos of the N best and N worst episodes.")] = 2,
     processes: Processes = None,

@@ -16,7 +16,15 @@ from driftgen.errors import InputError, unknown_name
 if TYPE_CHECKING:
     import gymnasium
 
-__all__ = ["TASKS", "SimulatedTask", "find_task", "make_environment", "matching_observations", "quiet"]
+__all__ = [
+    "TASKS",
+    "SimulatedTask",
+    "check_rendering",
+    "find_task",
+    "make_environment",
+    "matching_observations",
+    "quiet",
+]
 
 MUJOCO = "mujoco==3.3.7"  # newer versions fail to load the models of both packages
 
@@ -138,6 +146,8 @@ def make_environment(name: str, observe: str | None = None, *, frames: bool = Fa
             f"{task.title} needs {missing or task.package}, which cannot be imported ({_one_line(error)}): "
             f"pip install {' '.join(map(_quoted, task.package.split()))}"
         ) from None
+    if frames or any(len(shape) == 3 for shape in task.observations[observe].values()):
+        check_rendering(task)
     environment: gymnasium.Env = module.make(name, observe, frames)
     return environment
 
@@ -153,6 +163,21 @@ def matching_observations(task: SimulatedTask, shapes: dict[str, tuple[int, ...]
         f"the policy observes {_listed(wanted)}, {task.name} offers {offers}: choose the task that it was "
         "trained for with --task"
     )
+
+
+def check_rendering(task: SimulatedTask) -> None:
+    """Raise if frames of the task cannot be drawn on this machine."""
+    if MUJOCO not in task.package:
+        return
+    try:
+        import mujoco
+
+        mujoco.GLContext(8, 8).free()
+    except Exception as error:  # each OpenGL library has errors of its own
+        raise InputError(
+            f"{task.title} cannot be drawn, MuJoCo finds no OpenGL ({type(error).__name__}): set "
+            "MUJOCO_GL=egl on a machine with a GPU, or install libosmesa6 and set MUJOCO_GL=osmesa"
+        ) from None
 
 
 @contextlib.contextmanager

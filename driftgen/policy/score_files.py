@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from driftgen.errors import InputError
-from driftgen.policy.environments import TASKS
+from driftgen.policy.environments import TASKS, check_rendering
 from driftgen.policy.policy_loading import LoadOptions, choose_task, load_policy, policies_of_run
 from driftgen.policy.rollout import Policy, Rollout, run_rollouts
 from driftgen.policy.score import evaluate_policies, score_table
@@ -51,6 +51,7 @@ def run_policy_evaluation(
     folder = make_folder(Path("runs/policy-eval") / Path(models[-1]).name if out is None else out)
     if videos:
         check_video_path(folder / "check.mp4")
+        check_rendering(task)
     record, rollouts = evaluate_policies(
         loaders, task.name, preset, folder, command=command_line(), **protocol
     )
@@ -84,6 +85,8 @@ def run_single_rollout(
         options = options._replace(task=_task_named(model))
     policy = load_policy(model, options)
     task, preset = choose_task(policy, options.task)
+    if video is not None or stills is not None:
+        check_rendering(task)
     (rollout,) = run_rollouts(policy, task.name, preset, [seed], max_steps=max_steps, processes=1)
     outcome = "success" if rollout.success else "no success"
     print(f"{task.title}, seed {seed}: score {rollout.score:.3f}, {outcome} in {rollout.steps} steps")
