@@ -30,10 +30,11 @@ if __name__ == "__main__":
 def test_a_dead_process_is_reported():
     with Simulation("pusht", "pose", processes=2) as simulation:
         simulation.reset([1, 2, 3])
-        os.kill(simulation._workers[1][0].pid, signal.SIGKILL)
+        worker, _ = simulation._workers[1]
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.join()
         with pytest.raises(InputError, match="ended with exit code -9"):
-            for _ in range(100):
-                simulation.advance({slot: np.full((1, 2), 100.0) for slot in range(3)})
+            simulation.advance({slot: np.full((1, 2), 100.0) for slot in range(3)})
 
 
 def test_errors_of_an_environment_reach_the_caller():
