@@ -20,13 +20,16 @@ if TYPE_CHECKING:
     from driftgen.interop.official import load_official
     from driftgen.model_io import load_model, register_encoder, register_generator, save_model
     from driftgen.pipeline import DriftPipeline
+    from driftgen.policy.drifting_policy import DriftingPolicy
     from driftgen.training.config import PretrainConfig, TrainConfig
+    from driftgen.training.policy_config import PolicyConfig
     from driftgen.training.run import Run
 
 __version__ = "0.1.0"
 __all__ = [
     "DriftPipeline",
     "DriftingLoss",
+    "DriftingPolicy",
     "InputError",
     "LossOutput",
     "Run",
@@ -52,6 +55,7 @@ __all__ = [
 _LAZY = {
     "DriftPipeline": "driftgen.pipeline",
     "DriftingLoss": "driftgen.drift.loss",
+    "DriftingPolicy": "driftgen.policy.drifting_policy",
     "LossOutput": "driftgen.drift.loss",
     "Run": "driftgen.training.run",
     "SampleQueue": "driftgen.data.queue",
@@ -67,7 +71,7 @@ _ROOMS = ("data", "features", "generators", "tokenizers")
 
 
 def train(
-    recipe: str | Path | TrainConfig,
+    recipe: str | Path | TrainConfig | PolicyConfig,
     out: str | Path | None = None,
     *,
     data: Any = None,
@@ -80,7 +84,8 @@ def train(
     override: bool = False,
     **changes: Any,
 ) -> Run:
-    """Train a one-step generator, as ``driftgen train`` does: same loop, checkpoints, resume and report.
+    """Train a one-step generator or a policy, as ``driftgen train`` does: same loop, checkpoints, resume and
+    report.
 
     Example::
 
@@ -93,7 +98,8 @@ def train(
             exists.
         data: arrays ``(images, labels)`` or ``images``, from NumPy or PyTorch; a dataset of (image, label);
             a ``datasets.Dataset``; or a path as in :func:`driftgen.data.images.open_images`. See
-            :func:`driftgen.data.in_memory.open_memory`.
+            :func:`driftgen.data.in_memory.open_memory`. For a policy, :class:`driftgen.policy.episodes.
+            Episodes` or a path as in :func:`driftgen.policy.episode_files.open_episodes`.
         generator: a network of your own with the methods of :class:`~driftgen.generators.Generator`. It is
             trained in place.
         encoders: a list of encoders of your own, each a module with ``features(x)`` or a pair (module,

@@ -19,9 +19,7 @@ from torch import nn
 from driftgen.errors import InputError
 from driftgen.features.backbones import Backbone
 from driftgen.features.resnet_mae import ResNetMAE
-from driftgen.generators.dit import DiT
-from driftgen.generators.image_mlp import ImageMLP
-from driftgen.generators.unet import UNet2D
+from driftgen.generators import ChunkTransformer, DiT, ImageMLP, PolicyNetwork, UNet1D, UNet2D
 from driftgen.interop import hub
 from driftgen.interop.model_card import model_card
 from driftgen.interop.official import is_official, load_official, read_metadata, save_official
@@ -59,7 +57,7 @@ __all__ = [
     "to_official",
 ]
 
-Kind = Literal["generator", "encoder"]
+Kind = Literal["generator", "encoder", "policy"]
 
 # --- the registry ---------------------------------------------------------------------------------------
 
@@ -69,7 +67,7 @@ class Architecture:
     """One entry of the registry.
 
     Attributes:
-        kind: generator or encoder.
+        kind: generator of images, encoder, or policy (a policy's network, or its generator of chunks).
         name: the name in recipes (``generator.kind``, ``encoders.N.kind``).
         model: the class.
         saved_as: the name in ``config.json``; None if the class has no saved form.
@@ -95,6 +93,9 @@ _REGISTRY: dict[str, Architecture] = {
         Architecture("generator", "dit", DiT, "DiT", DiT),
         Architecture("generator", "unet", UNet2D, "UNet2D", UNet2D),
         Architecture("generator", "mlp", ImageMLP, "ImageMLP", ImageMLP),
+        Architecture("policy", "unet1d", UNet1D, "UNet1D", UNet1D),
+        Architecture("policy", "transformer", ChunkTransformer, "ChunkTransformer", ChunkTransformer),
+        Architecture("policy", "policy", PolicyNetwork, "PolicyNetwork", PolicyNetwork),
         Architecture("encoder", "mae", ResNetMAE, "ResNetMAE", ResNetMAE),
         Architecture("encoder", "convnext", Backbone, "ConvNeXtV2", Backbone.from_convnext),
         Architecture("encoder", "backbone", Backbone, None, Backbone, path="argument"),

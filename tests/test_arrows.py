@@ -21,17 +21,18 @@ KNOWS = {
     "evaluation": {
         *("data", "drift", "features", "generators", "interop", "ops", "support", "tokenizers"),
     },
+    "policy": {"features", "generators", "interop", "ops", "support"},
     "model_io": {"features", "generators", "interop", "ops", "support"},
     "interop": {"features", "generators", "ops", "support"},
     "pipeline": {"features", "generators", "interop", "ops", "support", "tokenizers"},
     "training": {
-        *("data", "drift", "evaluation", "features", "generators", "interop", "ops", "support", "tokenizers"),
+        *("data", "drift", "evaluation", "features", "generators", "interop", "ops", "policy", "support"),
+        "tokenizers",
     },
     "report": {
         *("data", "drift", "evaluation", "features", "generators", "interop", "ops", "support"),
         *("tokenizers", "training"),
     },
-    "policy": {"features", "generators", "interop", "ops", "support"},
     "demo": {
         *("data", "drift", "evaluation", "features", "generators", "interop", "ops", "report", "support"),
         *("tokenizers", "training"),
@@ -46,8 +47,8 @@ KNOWS = {
     },
     # Where training and report meet, in dg.train and dg.pretrain: imported on first use.
     "__init__": {
-        *("data", "drift", "evaluation", "features", "generators", "interop", "ops", "report", "support"),
-        *("tokenizers", "training"),
+        *("data", "drift", "evaluation", "features", "generators", "interop", "ops", "policy", "report"),
+        *("support", "tokenizers", "training"),
     },
     "__main__": {"cli"},
 }

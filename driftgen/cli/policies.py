@@ -9,6 +9,7 @@ import typer
 
 from driftgen.cli.help_format import App
 from driftgen.cli.options import Device
+from driftgen.cli.runs import Changes, DryRun, Options, Override, Recipe, RunFolder, Show, State, start
 
 __all__ = ["policy"]
 
@@ -24,6 +25,25 @@ Processes = Annotated[int | None, typer.Option(help="Simulator processes. Defaul
 Weights = Annotated[str | None, typer.Option(help="Weights of a run: ema-0.999, live. Default: its average.")]
 Scheduler = Annotated[str | None, typer.Option(help="ddpm or ddim, for a diffusion policy.")]
 Calls = Annotated[int | None, typer.Option(help="Network calls per chunk, for a diffusion policy.")]
+
+
+@policy.command()
+def train(
+    recipe: Recipe,
+    changes: Changes = None,
+    out: RunFolder = None,
+    state: State = None,
+    override: Override = False,
+    show: Show = False,
+    dry_run: DryRun = False,
+    options: Options = False,
+    device: Device = None,
+) -> None:
+    """Train a policy on demonstrations, or resume the run in the folder.
+
+    Baselines with the same network: --set method=regression, --set method=diffusion
+    """
+    start("policy train", recipe, changes or [], out, state, override, show, dry_run, options, device)
 
 
 @policy.command("eval")

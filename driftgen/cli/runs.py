@@ -12,7 +12,21 @@ from rich.console import Console
 import driftgen
 from driftgen.cli.options import Device
 
-__all__ = ["encode", "pretrain", "recipes", "train"]
+__all__ = [
+    "Changes",
+    "DryRun",
+    "Options",
+    "Override",
+    "Recipe",
+    "RunFolder",
+    "Show",
+    "State",
+    "encode",
+    "pretrain",
+    "recipes",
+    "start",
+    "train",
+]
 
 Recipe = Annotated[
     str, typer.Argument(help="Recipe: a name from driftgen recipes, or a .yaml file.", show_default=False)
@@ -61,11 +75,8 @@ def train(
 
     Several GPUs: torchrun --nproc-per-node 8 -m driftgen train RECIPE
     """
-    if options:
-        _show_options("train", recipe, changes or [])
-        return
-    start = [] if init is None else [f"init={init}"]
-    _start("train", recipe, [*(changes or []), *start], out, state, override, show, dry_run, device)
+    first = [] if init is None else [f"init={init}"]
+    start("train", recipe, [*(changes or []), *first], out, state, override, show, dry_run, options, device)
 
 
 def pretrain(
@@ -80,10 +91,7 @@ def pretrain(
     device: Device = None,
 ) -> None:
     """Train an encoder (a masked autoencoder) for the loss of a generator."""
-    if options:
-        _show_options("pretrain", recipe, changes or [])
-        return
-    _start("pretrain", recipe, changes, out, state, override, show, dry_run, device)
+    start("pretrain", recipe, changes or [], out, state, override, show, dry_run, options, device)
 
 
 def encode(
@@ -149,44 +157,43 @@ def recipes() -> None:
     from driftgen.training.recipes import recipe_names
 
     sections = {
-        f"driftgen {task}": {r.name: r.about for r in recipe_names() if r.task == task}
-        for task in ("train", "pretrain")
+        f"driftgen {command}": {r.name: r.about for r in recipe_names() if r.task == task}
+        for task, command in {"train": "train", "pretrain": "pretrain", "policy": "policy train"}.items()
     }
     show_names(sections, Console(highlight=False))
 
 
-def _show_options(task: Literal["train", "pretrain"], recipe: str, changes: list[str]) -> None:
-    from driftgen.report.name_list import show_options
-    from driftgen.training.recipe_options import recipe_options
-    from driftgen.training.recipes import load_recipe
-
-    show_options(recipe_options(load_recipe(recipe, changes, task)), Console(highlight=False))
-
-
-def _start(
-    task: Literal["train", "pretrain"],
+def start(
+    command: Literal["train", "pretrain", "policy train"],
     recipe: str,
-    changes: list[str] | None,
+    changes: list[str],
     out: Path | None,
     state: Path | None,
     override: bool,
     show: bool,
     dry_run: bool,
+    options: bool,
     device: str | None,
 ) -> None:
+    """Run a training command, or show what it would run with."""
+    from driftgen.report.name_list import show_options
+    from driftgen.training.recipe_options import recipe_options
     from driftgen.training.recipes import load_recipe, to_yaml
 
-    config: Any = load_recipe(recipe, changes or [], task)
+    config: Any = load_recipe(recipe, changes, command)
+    if options:
+        show_options(recipe_options(config), Console(highlight=False))
+        return
     if show:
         print(to_yaml(config), end="")
         return
     name = Path(recipe).stem
-    start = driftgen.train if task == "train" else driftgen.pretrain
+    train_run = driftgen.pretrain if command == "pretrain" else driftgen.train
     folder = out or Path("runs") / name
     if dry_run:
         _dry_run(config, folder, override, device)
         return
-    run = start(config, folder, name=name, state=state, override=override, device=device)
+    run = train_run(config, folder, name=name, state=state, override=override, device=device)
     if not run.complete:
         raise typer.Exit(130)
     if os.environ.get("RANK", "0") == "0":

@@ -21,8 +21,15 @@ _ENCODER = """import driftgen as dg
 
 encoder = dg.load_model("this/folder")
 features = encoder.features(images)  # images [B, C, H, W] in [-1, 1]"""
+_POLICY = """import driftgen as dg
+
+policy = dg.DriftingPolicy.from_pretrained("this/folder")
+policy.reset()
+action = policy.select_action(observation)  # a dict by key, such as observation.state"""
+_USAGE = {"generator": _GENERATOR, "encoder": _ENCODER, "policy": _POLICY}
 # What a model is, and its tag on the Hub.
 _KINDS = {
+    "policy": ("A policy", "robotics"),
     "generator": ("A one-step generator", "one-step-generation"),
     "encoder": ("An encoder", "feature-extraction"),
 }
@@ -38,7 +45,7 @@ def model_card(
 ) -> str:
     """Return the text of the card, with the metadata block that the Hugging Face Hub reads."""
     what, tag = _KINDS[kind]
-    usage = _GENERATOR.format(guidance=guidance) if kind == "generator" else _ENCODER
+    usage = _USAGE[kind].format(guidance=guidance)
     rows = "\n".join(f"| {key} | {value} |" for key, value in options.items())
     origin = "".join(f"- {key}: {value}\n" for key, value in source.items()) or "- not recorded\n"
     return f"""---

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,15 +45,15 @@ def load_policy(name: str, options: LoadOptions) -> Policy:
     source = PACKAGED / name if (PACKAGED / name).is_dir() and not Path(name).exists() else name
     if isinstance(source, str) and source in TASKS and not Path(source).exists():
         raise InputError(f"no policy for {source} comes with driftgen: give the folder of a trained one")
-    policy_class: Any = import_module("driftgen.policy.drifting_policy").DriftingPolicy
-    policy: Policy = policy_class.from_pretrained(
+    from driftgen.policy.drifting_policy import DriftingPolicy
+
+    return DriftingPolicy.from_pretrained(
         source,
         weights=options.weights,
         device=options.device,
         scheduler=options.scheduler,
         calls=options.calls,
     )
-    return policy
 
 
 def choose_task(policy: Policy, name: str | None) -> tuple[SimulatedTask, str]:

@@ -18,6 +18,7 @@ from driftgen.features.resnet_mae import ResNetMAE
 from driftgen.features.stack import DecodeFirst, Encoder, FeatureStack
 from driftgen.generators.base import Generator, Noise
 from driftgen.model_io import accepts, build_model, get_architecture, load_any
+from driftgen.policy.episodes import Episodes
 from driftgen.tokenizers import Tokenizer, build_tokenizer
 from driftgen.training import config as c
 from driftgen.training.sharding import shard_features
@@ -41,6 +42,7 @@ class Parts(NamedTuple):
     data: RealData | None = None  # for data.kind=memory
     generator: nn.Module | None = None  # for generator.kind=module
     encoders: Sequence[nn.Module] = ()  # for each encoder of kind=module, in order
+    episodes: Episodes | None = None  # for data.kind=memory of a policy
 
 
 NO_PARTS = Parts()

@@ -23,9 +23,12 @@ from driftgen.support.rng import RNGState
 from driftgen.support.sizes import show_size
 from driftgen.training.build import NO_PARTS, Parts
 from driftgen.training.checkpoint import Checkpoints
-from driftgen.training.config import Output, PretrainConfig, TrainConfig
+from driftgen.training.config import Output, TrainConfig
 from driftgen.training.loop import Loop
+from driftgen.training.policy_config import PolicyConfig
+from driftgen.training.policy_task import PolicyTraining
 from driftgen.training.pretrain import Pretraining
+from driftgen.training.recipes import RunConfig
 from driftgen.training.run import recorded_init
 from driftgen.training.run_folder import CHECKPOINTS, check_run
 from driftgen.training.step_clock import show_duration, show_speed
@@ -71,7 +74,7 @@ class RunEstimate:
 
 
 def measure_run(
-    config: TrainConfig | PretrainConfig,
+    config: RunConfig,
     distributed: Distributed | None = None,
     *,
     parts: Parts = NO_PARTS,
@@ -108,7 +111,7 @@ def measure_run(
 
 
 def dry_run(
-    config: TrainConfig | PretrainConfig,
+    config: RunConfig,
     folder: Path,
     *,
     view: View,
@@ -161,12 +164,12 @@ def _free_bytes(folder: Path) -> int | None:
         return None
 
 
-def _measure(
-    config: TrainConfig | PretrainConfig, processes: Distributed, parts: Parts, steps: int, view: View
-) -> RunEstimate:
-    task: Training | Pretraining
+def _measure(config: RunConfig, processes: Distributed, parts: Parts, steps: int, view: View) -> RunEstimate:
+    task: Training | Pretraining | PolicyTraining
     if isinstance(config, TrainConfig):
         task = Training(config, processes, view.info, parts=parts, init=config.init)
+    elif isinstance(config, PolicyConfig):
+        task = PolicyTraining(config, processes, view.info, parts=parts)
     else:
         task = Pretraining(config, processes, view.info, parts=parts)
     output, total = config.output, config.optim.steps
@@ -203,7 +206,8 @@ def _measure(
                 + -(-total // output.metrics_every) * len(json.dumps(row)),
             )
         finally:
-            task.data.close()
+            if not isinstance(task, PolicyTraining):
+                task.data.close()
 
 
 def _about_parts(summary: Summary) -> Summary:
@@ -224,17 +228,19 @@ def kept_checkpoints(output: Output, steps: int) -> int:
     return len(kept)
 
 
-def _saved_models(config: TrainConfig | PretrainConfig) -> int:
+def _saved_models(config: RunConfig) -> int:
     """Return the number of models in the folder of a run: averages, trained weights, best average."""
-    return len(config.ema) + 1 + (config.output.eval_every is not None) if config.task == "train" else 1
+    return len(config.ema) + 1 + (config.output.eval_every is not None) if config.task != "pretrain" else 1
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _model_bytes(task: Training | Pretraining) -> int:
+def _model_bytes(task: Training | Pretraining | PolicyTraining) -> int:
     """Return the size of one saved model, with its tokenizer."""
+    if isinstance(task, PolicyTraining):
+        return _bytes(task.network.state_dict().values())
     network = task.generator if isinstance(task, Training) else task.mae
     tokenizer = task.tokenizer if isinstance(task, Training) else None
     extra = tokenizer.state_dict().values() if isinstance(tokenizer, nn.Module) else ()

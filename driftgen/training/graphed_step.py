@@ -13,6 +13,7 @@ from driftgen.errors import InputError
 from driftgen.ops.cuda_graphs import CaptureError, SynchronizationError, capture
 from driftgen.support.distributed import Distributed
 from driftgen.training.config import PretrainConfig, TrainConfig
+from driftgen.training.policy_config import PolicyConfig
 
 __all__ = ["GraphedStep", "can_capture"]
 
@@ -20,7 +21,7 @@ Inputs = TypeVar("Inputs")
 Output = TypeVar("Output")
 
 
-def can_capture(config: TrainConfig | PretrainConfig, distributed: Distributed) -> bool:
+def can_capture(config: TrainConfig | PretrainConfig | PolicyConfig, distributed: Distributed) -> bool:
     """Return True if the steps of a run should be captured: undivided steps of one process on a GPU.
 
     Micro-batches keep a GPU busy without a graph, and mode "previous" replaces the tensors it reads.
@@ -30,8 +31,8 @@ def can_capture(config: TrainConfig | PretrainConfig, distributed: Distributed) 
     return whole and config.cuda_graph and distributed.device.type == "cuda" and distributed.group is None
 
 
-def _is_whole(config: TrainConfig) -> bool:
-    return config.batch.micro == 1 and not config.checkpoint_blocks
+def _is_whole(config: TrainConfig | PolicyConfig) -> bool:
+    return config.batch.micro == 1 and not getattr(config, "checkpoint_blocks", False)
 
 
 class _CapturedStep(NamedTuple, Generic[Output]):

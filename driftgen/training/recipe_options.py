@@ -7,15 +7,19 @@ from typing import Any, NamedTuple
 
 from driftgen.errors import InputError
 from driftgen.features.resnet_mae import ResNetMAE
+from driftgen.generators.policy_network import CHUNK_GENERATORS
 from driftgen.interop.saved_config import model_options
 from driftgen.model_io import Architecture, build_model, get_architecture
 from driftgen.support.meta_init import on_meta_device
 from driftgen.support.option_docs import Option, describe_options, show_value
 from driftgen.training.config import PretrainConfig, TrainConfig
+from driftgen.training.policy_config import PolicyConfig
+from driftgen.training.recipes import RunConfig
 
 __all__ = ["OptionSection", "recipe_options"]
 
 FROM_DATA = ("input_size", "in_channels", "num_classes")
+FROM_RECIPE = ("action_size", "horizon", "condition_size", "observed")  # of a policy, or of its data
 
 
 class OptionSection(NamedTuple):
@@ -26,12 +30,26 @@ class OptionSection(NamedTuple):
     options: list[Option]
 
 
-def recipe_options(config: TrainConfig | PretrainConfig) -> list[OptionSection]:
+def recipe_options(config: RunConfig) -> list[OptionSection]:
     """Return the options of the generator and the encoders, or of the autoencoder to pretrain.
 
     A network that was passed from Python has none.
     """
+    if isinstance(config, PolicyConfig):
+        return list(_policy(config))
     return list(_pretraining(config) if isinstance(config, PretrainConfig) else _training(config))
+
+
+def _policy(config: PolicyConfig) -> Iterator[OptionSection]:
+    generator = config.generator
+    kind = CHUNK_GENERATORS[generator.kind]
+    preset: Mapping[str, Any] = {}
+    if generator.preset is not None:
+        with on_meta_device():
+            preset = model_options(kind.preset(generator.preset))
+    options = [o for o in describe_options(kind) if o.name not in FROM_RECIPE]
+    about = _about(generator.kind, generator.preset)
+    yield OptionSection("generator.options", about, _in_effect(options, preset, generator.options))
 
 
 def _pretraining(config: PretrainConfig) -> Iterator[OptionSection]:

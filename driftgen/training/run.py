@@ -28,6 +28,7 @@ from driftgen.evaluation.reference import compute_reference
 from driftgen.evaluation.sweep import Evaluation, evaluate_model
 from driftgen.model_io import find_model, load_weights, read_config, register_generator, registered_name
 from driftgen.pipeline import DriftPipeline
+from driftgen.policy.drifting_policy import DriftingPolicy
 from driftgen.support.atomic_write import atomic_write
 from driftgen.support.distributed import Distributed
 from driftgen.support.provenance import provenance
@@ -37,8 +38,11 @@ from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.compact_state import place_state
 from driftgen.training.config import MODULE, PretrainConfig, TrainConfig
 from driftgen.training.metrics_file import read_metrics
+from driftgen.training.policy_config import PolicyConfig
+from driftgen.training.policy_data import with_episodes
+from driftgen.training.policy_task import train_policy
 from driftgen.training.pretrain import pretrain
-from driftgen.training.recipes import load_recipe, to_yaml
+from driftgen.training.recipes import COMMANDS, Command, RunConfig, config_class, load_recipe, to_yaml
 from driftgen.training.run_evaluation import open_without_augmentation
 from driftgen.training.run_folder import CHECKPOINTS, CONFIG, METRICS, check_run
 from driftgen.training.task import View
@@ -46,8 +50,7 @@ from driftgen.training.trainer import train
 
 __all__ = ["Run", "recorded_init", "start_run"]
 
-Task = Literal["train", "pretrain"]
-Config = TrainConfig | PretrainConfig
+TRAININGS: dict[str, Callable[..., bool]] = {"train": train, "pretrain": pretrain, "policy": train_policy}
 REPORT, EVALUATION = "report.html", "evaluation.json"
 
 
@@ -73,7 +76,7 @@ class Run:
             raise InputError(f"{self.folder} holds no run: {CONFIG} is missing")
 
     @property
-    def config(self) -> Config:
+    def config(self) -> RunConfig:
         """The resolved configuration."""
         return load_recipe(self.folder / CONFIG)
 
@@ -101,6 +104,10 @@ class Run:
         device, dtype = options.pop("device", None), options.pop("dtype", None)
         facts = saved.model_dump(include={"class_names", "guidance", "source"})
         return DriftPipeline(network, **{**facts, **options}).to(device, dtype)
+
+    def policy(self, **options: Any) -> DriftingPolicy:
+        """Load the policy; ``options`` are those of :meth:`DriftingPolicy.from_pretrained`."""
+        return DriftingPolicy.from_pretrained(self.folder, **options)
 
     def evaluate(
         self,
@@ -185,7 +192,8 @@ class Run:
     def _train_config(self) -> TrainConfig:
         config = self.config
         if not isinstance(config, TrainConfig):
-            raise InputError(f"{self.folder} is a run of driftgen pretrain: it has an encoder, no generator")
+            kind = "an encoder" if isinstance(config, PretrainConfig) else "a policy (see Run.policy)"
+            raise InputError(f"{self.folder} is a run of driftgen {config.task}: it has {kind}, no generator")
         return config
 
     def _real_data(self, config: TrainConfig, data: Any) -> RealData:
@@ -199,9 +207,8 @@ class Run:
         shape = (images.shape[1], images.shape[2], images.shape[3])
         tokenizer = make_tokenizer(config.tokenizer, place)
         phi = build_features(config, shape, tokenizer, place, given=self.parts.encoders)
-        rows = []
-        for batch in images.split(256):
-            features = phi.features(batch.to(place))
+        rows: list[Tensor] = []
+        for features in (phi.features(batch.to(place)) for batch in images.split(256)):
             rows.append(torch.cat([value.float().mean(dim=1) for value in features.values()], dim=1).cpu())
         return torch.cat(rows)
 
@@ -211,8 +218,8 @@ def _figures(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def start_run(
-    task: Task,
-    recipe: str | Path | Config,
+    task: Command,
+    recipe: str | Path | RunConfig,
     out: str | Path | None,
     *,
     view: Callable[..., AbstractContextManager[View]],
@@ -233,14 +240,13 @@ def start_run(
     this one, so the caller passes them.
     """
     given = {"data": data, "generator": generator, "encoders": encoders, "init": init}
-    config, parts = resolve(
-        task, recipe, {**(changes or {}), **{k: v for k, v in given.items() if v is not None}}
-    )
+    given = {key: value for key, value in given.items() if value is not None}
+    config, parts = resolve(task, recipe, {**(changes or {}), **given})
     name = name or (task if isinstance(recipe, BaseModel) else Path(recipe).stem)
     processes = Distributed.start(None if device is None else str(device))
     try:
         folder = Path(out) if out is not None else _fresh_folder(name, processes)
-        temperatures = config.loss.temperatures if isinstance(config, TrainConfig) else ()
+        temperatures = () if isinstance(config, PretrainConfig) else config.loss.temperatures
         from rich.console import Console
 
         console = Console(stderr=True, highlight=False, quiet=not processes.is_main)
@@ -250,15 +256,13 @@ def start_run(
                 _place_state(state, folder, config, override, processes, shown)
             if isinstance(config, TrainConfig):
                 config = recorded_init(config, folder, shown)
-                complete = train(config, folder, processes, shown, **options)
-            else:
-                complete = pretrain(config, folder, processes, shown, **options)
+            complete = TRAININGS[config.task](config, folder, processes, shown, **options)
     finally:
         processes.close()
     return Run(folder, parts, complete, report)
 
 
-def resolve(task: Task, recipe: str | Path | Config, changes: Mapping[str, Any]) -> tuple[Config, Parts]:
+def resolve(task: Command, recipe: Any, changes: Mapping[str, Any]) -> tuple[RunConfig, Parts]:
     """Return the configuration of a recipe with its changes, and the parts that were passed from Python."""
     values, data, networks = dict(changes), None, {}
     if not isinstance(values.get("data", {}), Mapping) or is_dataset_dict(values.get("data")):
@@ -280,9 +284,11 @@ def resolve(task: Task, recipe: str | Path | Config, changes: Mapping[str, Any])
         values["encoders"] = [_encoder_entry(entry, modules) for entry in listed]
     if values.get("init") is not None:
         values["init"] = str(values["init"])
-    model: type[BaseModel] = TrainConfig if task == "train" else PretrainConfig
+    model = type(recipe) if isinstance(recipe, BaseModel) else config_class(recipe, task)
     overrides = [f"{key}={_yaml(key, value)}" for key, value in _flatten(model, values)]
     config = _load(recipe, overrides, task)
+    if isinstance(config, PolicyConfig):
+        return with_episodes(config, data, "data.path" in values)
     if "data.path" in values and config.data.kind in ("digits", "memory"):
         config = config.model_copy(update={"data": config.data.model_copy(update={"kind": "images"})})
     opened = None
@@ -297,13 +303,13 @@ def resolve(task: Task, recipe: str | Path | Config, changes: Mapping[str, Any])
     return config, Parts(opened, networks.get("generator"), tuple(modules))
 
 
-def _load(recipe: str | Path | Config, overrides: Sequence[str], task: Task) -> Config:
+def _load(recipe: str | Path | RunConfig, overrides: Sequence[str], task: Command) -> RunConfig:
     if not isinstance(recipe, BaseModel):
         return load_recipe(recipe, overrides, task)
-    if recipe.task != task:
+    if recipe.task not in COMMANDS[task]:
         raise InputError(f"recipe is a configuration for {recipe.task}: pass it to driftgen.{recipe.task}")
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"{task}.yaml"
+        path = Path(folder) / "recipe.yaml"
         path.write_text(to_yaml(recipe), encoding="utf-8")
         return load_recipe(path, overrides, task)
 
@@ -358,7 +364,7 @@ def _register_own(network: nn.Module) -> None:
 
 
 def _place_state(
-    state: str | Path, folder: Path, config: Config, override: bool, processes: Distributed, view: View
+    state: str | Path, folder: Path, config: RunConfig, override: bool, processes: Distributed, view: View
 ) -> None:
     """Place a compact state into the run's folder, if the run has this configuration."""
     if processes.is_main:

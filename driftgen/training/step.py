@@ -30,14 +30,16 @@ class DriftStep:
         loss: holds the process group, if any.
         generated: N, generated samples per condition.
         autocast: dtype of the networks; None for float32.
+        repeat: repeat each condition N times. False for a generator that does so itself, after it has
+            encoded the conditions.
     """
 
     def __init__(
         self, generator: nn.Module, encode: Callable[[Tensor], Mapping[str, Tensor]], loss: DriftingLoss, *,
-        generated: int, autocast: torch.dtype | None = None,
+        generated: int, autocast: torch.dtype | None = None, repeat: bool = True,
     ) -> None:  # fmt: skip
         self.generator, self.encode, self.loss = generator, encode, loss
-        self.generated, self.autocast = generated, autocast
+        self.generated, self.autocast, self.repeat = generated, autocast, repeat
         group = loss.settings.process_group
         self.world_size = 1 if group is None else dist.get_world_size(group)
 
@@ -51,7 +53,9 @@ class DriftStep:
 
     def generate(self, inputs: StepInputs, generator: nn.Module) -> Features:
         """Generate N samples per condition and return their features ``[C, N, V, D]``."""
-        args = tree_map_only(Tensor, lambda t: t.repeat_interleave(self.generated, 0), inputs.conditions)
+        args = inputs.conditions
+        if self.repeat:
+            args = tree_map_only(Tensor, lambda t: t.repeat_interleave(self.generated, 0), args)
         with torch.autocast(inputs.positives.device.type, self.autocast, enabled=self.autocast is not None):
             return self._grouped_features(generator(inputs.noise, *args), len(inputs.positives))
 

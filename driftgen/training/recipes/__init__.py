@@ -12,15 +12,37 @@ from pydantic import BaseModel, ValidationError
 
 from driftgen.errors import InputError
 from driftgen.training.config import PretrainConfig, TrainConfig
+from driftgen.training.policy_config import PolicyConfig
 from driftgen.training.recipes.overrides import change, split_override, unknown_keys
 from driftgen.training.recipes.yaml_files import dump, plain, read_mapping, read_text
 
-__all__ = ["Recipe", "differences", "header", "load_config", "load_recipe", "recipe_names", "to_yaml"]
+__all__ = [
+    "COMMANDS",
+    "Command",
+    "Recipe",
+    "RunConfig",
+    "config_class",
+    "differences",
+    "header",
+    "load_config",
+    "load_recipe",
+    "recipe_names",
+    "to_yaml",
+]
 
 FOLDER = Path(__file__).parent
-TASKS: dict[str, type[TrainConfig] | type[PretrainConfig]] = {
+RunConfig = TrainConfig | PretrainConfig | PolicyConfig
+Command = Literal["train", "pretrain", "policy train"]
+TASKS: dict[str, type[TrainConfig] | type[PretrainConfig] | type[PolicyConfig]] = {
     "train": TrainConfig,
     "pretrain": PretrainConfig,
+    "policy": PolicyConfig,
+}
+# Tasks that a command takes; driftgen train takes recipes of policies, too.
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "train": ("train", "policy"),
+    "pretrain": ("pretrain",),
+    "policy train": ("policy",),
 }
 SHOWN = 3  # problems listed in one message
 DESCRIPTION = ("about", "expect")  # fields without effect on a run
@@ -44,24 +66,34 @@ class Recipe(NamedTuple):
 def load_recipe(
     name_or_path: str | Path,
     overrides: Sequence[str] = (),
-    task: Literal["train", "pretrain"] | None = None,
-) -> TrainConfig | PretrainConfig:
+    task: Command | None = None,
+) -> RunConfig:
     """Load a packaged recipe or a ``.yaml`` file, with changes such as ``optim.lr=2e-4``.
 
     Args:
         name_or_path: a name of :func:`recipe_names`, or a file.
         overrides: ``key=value`` each, the value in YAML; integers index lists (``encoders.0.path=...``).
-        task: rejects a recipe for the other command; None accepts both.
+        task: command that rejects recipes for other commands; None accepts all.
     """
+    return load_config(_find(name_or_path), config_class(name_or_path, task), overrides)
+
+
+def config_class(
+    name_or_path: str | Path, task: Command | None = None
+) -> type[TrainConfig] | type[PretrainConfig] | type[PolicyConfig]:
+    """Return the class of a recipe's configuration; ``task`` is as in :func:`load_recipe`."""
     path = _find(name_or_path)
-    kind = read_mapping(path).get("task", task or "train")
+    accepted = tuple(TASKS) if task is None else COMMANDS[task]
+    kind = read_mapping(path).get("task", accepted[0])
     if not isinstance(kind, str) or kind not in TASKS:
-        raise InputError(f"{path}: task: Input should be 'train' or 'pretrain', got {_shown(kind)}")
-    if task is not None and kind != task:
+        names = "', '".join(TASKS)
+        raise InputError(f"{path}: task: Input should be one of '{names}', got {_shown(kind)}")
+    if kind not in accepted:
+        command = next(name for name in reversed(COMMANDS) if kind in COMMANDS[name])
         raise InputError(
-            f"{name_or_path} is a recipe for driftgen {kind}: run driftgen {kind} {name_or_path}"
+            f"{name_or_path} is a recipe for driftgen {command}: run driftgen {command} {name_or_path}"
         )
-    return load_config(path, TASKS[kind], overrides)
+    return TASKS[kind]
 
 
 def load_config(path: Path, model: type[Config], overrides: Sequence[str] = ()) -> Config:
