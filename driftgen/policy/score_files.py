@@ -119,6 +119,7 @@ def _summary(title: str, record: dict[str, Any]) -> str:
         text += "".join(f", p{k} {share:.2f}" for k, share in enumerate(record["phases"], 1))
     rows = record["checkpoints"][-1].get("latency") or []
     for row in rows[:1]:
-        calls = "" if row["network_calls"] is None else f", {row['network_calls']} network calls"
+        calls = row["network_calls"]
+        calls = "" if calls is None else f", {calls} network call{'' if calls == 1 else 's'}"
         text += f"\n{row['milliseconds']:.1f} ms per chunk{calls} ({row['device']})"
     return text
