@@ -26,7 +26,7 @@ __all__ = [
     "quiet",
 ]
 
-MUJOCO = "mujoco==3.3.7"  # newer versions fail to load the models of both packages
+MUJOCO = "mujoco==3.3.7"  # both packages fail with newer versions
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,6 @@ def make_environment(name: str, observe: str | None = None, *, frames: bool = Fa
             f"{task.title} needs {missing or task.package}, which cannot be imported ({_one_line(error)}): "
             f"pip install {' '.join(map(_quoted, task.package.split()))}"
         ) from None
-    if frames or any(len(shape) == 3 for shape in task.observations[observe].values()):
-        check_rendering(task)
     environment: gymnasium.Env = module.make(name, observe, frames)
     return environment
 
@@ -166,17 +164,19 @@ def matching_observations(task: SimulatedTask, shapes: dict[str, tuple[int, ...]
 
 
 def check_rendering(task: SimulatedTask) -> None:
-    """Raise if frames of the task cannot be drawn on this machine."""
-    if MUJOCO not in task.package:
-        return
+    """Draw one frame; raise if that fails on this machine. Takes seconds for the tasks of MuJoCo."""
     try:
-        import mujoco
-
-        mujoco.GLContext(8, 8).free()
+        with quiet():
+            environment = make_environment(task.name, frames=True)
+            environment.reset(seed=0)
+            environment.render()
+            environment.close()
+    except InputError:
+        raise
     except Exception as error:  # each OpenGL library has errors of its own
         raise InputError(
-            f"{task.title} cannot be drawn, MuJoCo finds no OpenGL ({type(error).__name__}): set "
-            "MUJOCO_GL=egl on a machine with a GPU, or install libosmesa6 and set MUJOCO_GL=osmesa"
+            f"{task.title} cannot be drawn ({type(error).__name__}: {_one_line(error)}): set MUJOCO_GL=egl "
+            "on a machine with a GPU, or install libosmesa6 and set MUJOCO_GL=osmesa"
         ) from None
 
 

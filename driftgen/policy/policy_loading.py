@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from driftgen.errors import InputError
 from driftgen.policy.environments import TASKS, SimulatedTask, find_task, matching_observations
 from driftgen.policy.rollout import Policy, RandomPolicy
+from driftgen.support.distributed import choose_device
 
 __all__ = ["LoadOptions", "checkpoint_steps", "choose_task", "load_policy", "policies_of_run"]
 
@@ -24,7 +25,7 @@ class LoadOptions(NamedTuple):
     Attributes:
         task: name of the task; needed by ``random``.
         weights: set of weights of a run.
-        device: of the network.
+        device: of the network; a GPU if there is one and this is None.
         scheduler: ``ddpm`` or ``ddim``, for a diffusion policy.
         calls: its network calls per chunk.
     """
@@ -50,7 +51,7 @@ def load_policy(name: str, options: LoadOptions) -> Policy:
     return DriftingPolicy.from_pretrained(
         source,
         weights=options.weights,
-        device=options.device,
+        device=str(choose_device(options.device)),
         scheduler=options.scheduler,
         calls=options.calls,
     )

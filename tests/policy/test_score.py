@@ -164,12 +164,13 @@ def test_best_and_worst_episodes():
     assert [r.seed for r in choose_rollouts(rollouts, 1)] == [3, 2]
     assert [r.seed for r in choose_rollouts(rollouts, 2)] == [3, 1, 0, 2]
     assert [r.seed for r in choose_rollouts(rollouts[:1], 2)] == [0]
+    assert choose_rollouts(rollouts, 0) == []
 
 
 def test_files_of_an_evaluation(tmp_path, capsys):
     pytest.importorskip("gym_pusht")
     imageio = pytest.importorskip("imageio.v2")
-    record = run_policy_evaluation(["random"], LoadOptions("pusht"), tmp_path, videos=1, **SHORT)
+    record = run_policy_evaluation(["random"], LoadOptions("pusht"), tmp_path, videos=1, stills=1, **SHORT)
     assert {path.name for path in tmp_path.iterdir()} == {
         "evaluation.json",
         "table.md",
