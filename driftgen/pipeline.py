@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from driftgen.errors import InputError, unknown_name
 from driftgen.generators.base import Generator, Noise
 from driftgen.generators.fp8 import check_fp8, has_fp8, use_fp8
+from driftgen.generators.policy_network import PolicyNetwork
 from driftgen.interop import hub
 from driftgen.interop.model_card import describe_generator
 from driftgen.interop.saved_config import TOKENIZER, check_overwrite
@@ -131,10 +132,9 @@ class DriftPipeline:
         if isinstance(tokenizer, str | Path):
             tokenizer = SDVAE(str(tokenizer))
         model, folder, facts = load_any(source, weights)
-        if not isinstance(model, Generator):
-            raise InputError(
-                f"{folder} holds a {type(model).__name__}, which is an encoder: give a generator"
-            )
+        if not isinstance(model, Generator) or isinstance(model, PolicyNetwork):
+            kind = "a policy, see DriftingPolicy" if isinstance(model, PolicyNetwork) else "an encoder"
+            raise InputError(f"{folder} holds a {type(model).__name__}, which is {kind}: give a generator")
         options, official = facts.pop("tokenizer", None), facts.pop("official", None)
         if tokenizer is None and options is not None:
             tokenizer = build_tokenizer(options, folder / TOKENIZER)

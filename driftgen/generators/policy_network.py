@@ -156,11 +156,6 @@ def _check_crop(shapes: Mapping[str, Sequence[int]], crop: Sequence[int] | None)
             raise InputError(f"{key} has shape {list(shape)}, expected [height, width, 3]")
         if not is_image(key) and len(shape) != 1:
             raise InputError(f"{key} has shape {list(shape)}, expected one vector per step")
-        if (
-            is_image(key)
-            and crop is not None
-            and (len(crop) != 2 or any(c > s for c, s in zip(crop, shape, strict=False)))
-        ):
-            raise InputError(
-                f"crop={list(crop)} does not fit {key} of {shape[0]}x{shape[1]} pixels: give [height, width]"
-            )
+        if is_image(key) and crop is not None and (crop[0] > shape[0] or crop[1] > shape[1]):
+            size = f"{shape[0]}x{shape[1]} pixels"
+            raise InputError(f"crop={list(crop)} is larger than {key} of {size}: give height and width")

@@ -102,20 +102,20 @@ class ChunkTransformer(nn.Module):
         return cls(**{**PRESETS[name], **options})
 
     def reset_parameters(self) -> None:
-        """Initialize matrices and positions with standard deviation 0.02 and biases with zeros, as in GPT.
+        """Initialize matrices to preserve the variance, positions with standard deviation 0.1 and biases with
+        zeros.
 
-        Noise and observations enter, and chunks leave, with their own scale: identical chunks do not repel
-        each other, so a generator that starts as a constant stays one. Chunks start near 0.5.
+        Noise and observations matter from the first step on: identical chunks do not repel each other, so a
+        generator that starts as a constant stays one. Chunks start with standard deviation near 0.5.
         """
-        c = self.config
         for name, parameter in self.named_parameters():
-            if parameter.ndim > 1:
-                nn.init.normal_(parameter, std=0.02)
+            if name.endswith("position"):
+                nn.init.normal_(parameter, std=0.1)
+            elif parameter.ndim > 1:
+                nn.init.normal_(parameter, std=1 / math.sqrt(parameter.shape[1]))
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
-        nn.init.normal_(self.action.weight, std=1 / math.sqrt(c.action_size))
-        nn.init.normal_(self.condition.weight, std=1 / math.sqrt(c.condition_size))
-        nn.init.normal_(self.output.weight, std=0.5 / math.sqrt(c.hidden_size))
+        nn.init.normal_(self.output.weight, std=0.5 / math.sqrt(self.config.hidden_size))
 
     def compile_parts(self) -> None:
         """Compile the decoder layers."""
@@ -135,7 +135,8 @@ class ChunkTransformer(nn.Module):
             mask = torch.ones(c.horizon, c.horizon, dtype=torch.bool, device=x.device).triu(1)
         for layer in self.layers:
             x = layer(x, context, tgt_mask=mask)
-        chunks: Tensor = self.output(self.final_norm(x))
+        with torch.autocast(x.device.type, enabled=False):  # actions need more than the 8 bits of bfloat16
+            chunks: Tensor = self.output(self.final_norm(x.to(dtype)))
         return chunks
 
     def sample_noise(self, n: int, generator: torch.Generator | None = None) -> Tensor:

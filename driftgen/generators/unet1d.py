@@ -164,7 +164,9 @@ class UNet1D(nn.Module):
         for layer in self.up:
             is_block = isinstance(layer, Block)
             x = layer(torch.cat([x, skips.pop()], dim=1), activated) if is_block else layer(x)
-        chunks: Tensor = self.output(self.final(x))
+        x = self.final(x)
+        with torch.autocast(x.device.type, enabled=False):  # actions need more than the 8 bits of bfloat16
+            chunks: Tensor = self.output(x.to(self.output.weight.dtype))
         return chunks.transpose(1, 2)
 
     def sample_noise(self, n: int, generator: torch.Generator | None = None) -> Tensor:

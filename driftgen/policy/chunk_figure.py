@@ -20,17 +20,20 @@ def draw_chunks(chunks: Array, demonstrated: Array, path: Path, columns: int = 3
 
     The first two dimensions of an action are a path in the plane; with one dimension, it is drawn over time.
     """
+    from matplotlib.collections import LineCollection
     from matplotlib.figure import Figure
 
     n, rows = len(chunks), -(-len(chunks) // columns)
-    figure = Figure(figsize=(3.2 * columns, 2.9 * rows), layout="constrained")
+    figure = Figure(figsize=(3.2 * columns, 2.9 * rows))
+    figure.subplots_adjust(0.06, 0.06, 0.98, 0.88, 0.22, 0.25)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for i, axis in enumerate(axes):
         if i >= n:
             axis.axis("off")
             continue
-        for chunk in chunks[i]:
-            axis.plot(*_plane(chunk), color="tab:blue", alpha=0.35, linewidth=1)
+        lines = [np.stack(_plane(chunk), axis=1) for chunk in chunks[i]]
+        axis.add_collection(LineCollection(lines, color="tab:blue", alpha=0.35, linewidth=1))
+        axis.autoscale()
         x, y = _plane(demonstrated[i])
         axis.plot(x, y, color="black", linewidth=1.6)
         axis.plot(x[:1], y[:1], "o", color="black", markersize=4)

@@ -86,6 +86,7 @@ class DriftingPolicy:
         if not isinstance(model, PolicyNetwork):
             raise InputError(f"{folder} holds a {type(model).__name__}, no policy: see driftgen policy train")
         sampler = make_sampler(model.method, scheduler, calls)
+        model.float()  # weights may be stored in 16 bits, actions need more
         return cls(model, sampler=sampler, device=choose_device(device or "cpu"), source=facts["source"])
 
     def save_pretrained(self, folder: str | Path, **options: Any) -> Path:

@@ -12,6 +12,7 @@ MAX_POINTS = 300  # per line; more are indistinguishable
 MAX_LINES = 8  # per panel
 LARGEST = 1e100  # drawn value; differences of larger ones overflow
 GROUPS = "Raw drift per feature group"
+HELD_OUT = "Averaged weights, held-out demonstrations."
 Row = Mapping[str, Any]
 Line = tuple[list[float], list[float]]
 
@@ -75,6 +76,9 @@ def _panels(header: Row, rows: Sequence[Row]) -> Iterator[Panel]:
     yield Panel("Spread and within-class diversity", note, relative, level=1.0, prefix="")
     yield from _evaluation_panels(rows)
     for key, title, note, log in (
+        ("energy_score", "Energy score", HELD_OUT + " Lower is better.", False),
+        ("chunk_error", "Error of chunks", HELD_OUT, False),
+        ("chunk_spread", "Distance between chunks", HELD_OUT + " Of one observation.", False),
         ("reconstruction", "Reconstruction error", "Averaged weights, fixed images.", True),
         ("classification", "Classification loss", "Averaged weights, fixed images.", False),
         ("accuracy", "Classifier accuracy", "Averaged weights, fixed images.", False),

@@ -62,6 +62,11 @@ class RunFiles:
         return "pretrain" in (self.header.get("task"), self.config.get("task"))
 
     @property
+    def is_policy(self) -> bool:
+        """True for a policy: its samples are chunks of actions."""
+        return "policy" in (self.header.get("task"), self.config.get("task"))
+
+    @property
     def step(self) -> int:
         """The last step with metrics; 0 if there is none."""
         return int(self.rows[-1]["step"]) if self.rows else 0
@@ -98,6 +103,9 @@ class RunFiles:
         for key, text in (
             ("spread", f"spread of generated samples, {weights} weights (data: 1)"),
             ("diversity", f"within-class diversity, {weights} weights (data: 1)"),
+            ("energy_score", "energy score of held-out chunks, averaged weights"),
+            ("chunk_error", "error of held-out chunks, averaged weights"),
+            ("chunk_spread", "distance between chunks of one observation, averaged weights"),
             ("reconstruction", "reconstruction error, averaged weights"),
             ("accuracy", "classifier accuracy, averaged weights"),
             ("skipped", "skipped steps"),
@@ -110,10 +118,10 @@ class RunFiles:
         """Return the few facts that a reader looks for first."""
         facts, last = self.facts(), self.rows[-1] if self.rows else {}
         tiles: dict[str, str] = {key: facts[key] for key in ("steps", "time") if key in facts}
-        for key in ("diversity", "spread", "reconstruction", "accuracy"):
+        for key in ("diversity", "spread", "energy_score", "chunk_error", "reconstruction", "accuracy"):
             if _finite(last.get(key)) is not None:
                 of_data = " (data: 1)" if key in ("diversity", "spread") else ""
-                tiles[key + of_data] = f"{last[key]:.3g}"
+                tiles[key.replace("_", " ") + of_data] = f"{last[key]:.3g}"
         for name, value in self._best_evaluation().items():
             tiles[name] = value.partition(",")[0]
         return tiles

@@ -124,7 +124,7 @@ def _nearest(run: RunFiles) -> list[list[Cell]]:
 
 
 def _subtitle(run: RunFiles) -> str:
-    kind = "Masked autoencoder" if run.pretrains else "One-step generator"
+    kind = "Policy" if run.is_policy else "Masked autoencoder" if run.pretrains else "One-step generator"
     recipe, about = run.header.get("recipe"), run.config.get("about")
     parts = [kind]
     if isinstance(recipe, str) and recipe:
@@ -141,6 +141,8 @@ def _sample_text(run: RunFiles, frames: int) -> str:
     of = f"the averaged weights ({weights})" if isinstance(weights, str) else "the averaged weights"
     if run.pretrains:
         text = f"Training images, their visible patches, and the patches that {of} reconstruct."
+    elif run.is_policy:
+        text = f"Chunks of actions by {of} for held-out observations, beside the demonstrated ones."
     else:
         text = f"Samples of {of}, one row per class, one network call each."
     if frames > 1:

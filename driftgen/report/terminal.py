@@ -27,6 +27,7 @@ BARS = "▁▂▃▄▅▆▇█"
 TREND = 20  # width of a sparkline
 MAX_POINTS = 400  # per curve; when reached, every second point is dropped and the sampling interval doubles
 SHOWN_WARNINGS = 4
+CHUNKS = ("energy_score", "chunk_error", "chunk_spread")  # of a policy
 
 
 class LiveView:
@@ -148,9 +149,9 @@ class LiveView:
             parts.append("drift " + " ".join(_number(d) for d in row["drift"]))
         if self._evaluation is not None:
             parts.append(f"{self._evaluation['metric']} {_number(_best(self._evaluation))}")
-        for key in ("spread", "diversity", "reconstruction", "classification", "accuracy"):
+        for key in ("spread", "diversity", *CHUNKS, "reconstruction", "classification", "accuracy"):
             if row.get(key) is not None:
-                parts.append(f"{key} {_number(row[key])}")
+                parts.append(f"{key.replace('_', ' ')} {_number(row[key])}")
         if "gradient_norm" in row:
             parts.append(f"gradient norm {_number(row['gradient_norm'])}")
         if row.get("skipped"):
@@ -216,6 +217,9 @@ class LiveView:
         notes = {
             "spread": "all samples; data: 1",
             "diversity": "in a class; data: 1",
+            "energy_score": "held out; lower is better",
+            "chunk_error": "held out",
+            "chunk_spread": "of one observation",
             "reconstruction": "averaged weights",
             "classification": "",
             "accuracy": "averaged weights",
@@ -223,7 +227,7 @@ class LiveView:
             "alpha": "mean over the step",
             "loss": "flat by design" if "drift" in row else "",
         }
-        names = {"gradient_norm": "gradient norm", "alpha": "guidance α"}
+        names = {key: key.replace("_", " ") for key in ("gradient_norm", *CHUNKS)} | {"alpha": "guidance α"}
         for key, note in notes.items():
             if row.get(key) is not None:
                 live = row.get(f"batch_{key}")  # of the trained weights, beside that of their average

@@ -85,8 +85,7 @@ class PolicyConfig(Section):
     executed: Count = 8  # actions of a chunk that are executed
     generator: ChunkGenerator = ChunkGenerator()
     images: ImageObservations = ImageObservations()
-    # One positive per group: the softmax over y alone; see docs/policies.md
-    loss: Loss = Loss(normalization="y")
+    loss: Loss = Loss()  # docs/policies.md has what one positive per group means for it
     batch: PolicyBatch = PolicyBatch()
     joint: Joint = Joint()
     optim: Optimizer = Optimizer(lr=1e-4, betas=(0.95, 0.999), weight_decay=1e-6, warmup=500, clip=10.0)

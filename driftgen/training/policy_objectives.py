@@ -20,7 +20,14 @@ from driftgen.training.step import DriftStep, flatten_samples
 from driftgen.training.step_inputs import Features, StepInputs, StepOutput
 from driftgen.training.step_metrics import measure
 
-__all__ = ["DiffusionObjective", "DriftingObjective", "JointStep", "Objective", "RegressionObjective"]
+__all__ = [
+    "ChunkStep",
+    "DiffusionObjective",
+    "DriftingObjective",
+    "JointStep",
+    "Objective",
+    "RegressionObjective",
+]
 
 
 class Objective(Protocol):
@@ -45,7 +52,17 @@ class Objective(Protocol):
         ...
 
 
-class JointStep(DriftStep):
+class ChunkStep(DriftStep):
+    """A drifting step on raw chunks in float32, also if the network computes in bfloat16.
+
+    bfloat16 resolves 1/256 of the range of an action: a pixel of PushT.
+    """
+
+    def _grouped_features(self, samples: Tensor, groups: int) -> Features:
+        return {name: v.unflatten(0, (groups, -1)) for name, v in self.encode(samples.float()).items()}
+
+
+class JointStep(ChunkStep):
     """A drifting step with groups of several observations, in the joint space of observation and chunk.
 
     A sample is (o, f(ε, o)), a positive is (o', a'). The observation part has no gradient; it makes chunks of
@@ -54,7 +71,7 @@ class JointStep(DriftStep):
     Args:
         groups: number of groups of a step.
         weight: of the observation relative to the chunk; both have the same number of coordinates at 1.
-        options: of :class:`DriftStep`.
+        options: of :class:`~driftgen.training.step.DriftStep`.
     """
 
     def __init__(self, *args: Any, groups: int, weight: float, **options: Any) -> None:
@@ -98,7 +115,7 @@ class DriftingObjective:
         if config.joint.groups:
             share = config.joint.groups // distributed.world_size
             options |= {"groups": max(share, 1), "weight": config.joint.weight}
-        kind = JointStep if config.joint.groups else DriftStep
+        kind = JointStep if config.joint.groups else ChunkStep
         self.step = kind(model, flatten_samples, loss, **options)
         self.micro = MicroBatchedStep(self.step, config.batch.micro) if config.batch.micro > 1 else None
         self.compute: Callable[[StepInputs], StepOutput] = self.micro or self.step

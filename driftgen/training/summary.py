@@ -161,8 +161,8 @@ def resume_command(task: str, name: str, folder: Path) -> str:
     elif program.parts[-2:] == ("driftgen", "__main__.py"):
         words = ["python", "-m", "driftgen"]
     else:
-        recipe = repr(name) if name else "..."
-        return f"driftgen.{task}({recipe}, {str(folder)!r}, ...) with the same other arguments"
+        recipe, function = repr(name) if name else "...", {"policy": "train"}.get(task, task)
+        return f"driftgen.{function}({recipe}, {str(folder)!r}, ...) with the same other arguments"
     if "TORCHELASTIC_RUN_ID" in os.environ:  # started by torchrun
         machines = os.environ.get("GROUP_WORLD_SIZE", "1")
         words = ["torchrun", "--nproc-per-node", os.environ.get("LOCAL_WORLD_SIZE", "1"), "-m", "driftgen"]

@@ -14,9 +14,9 @@ def test_descriptions_wrap(columns, here, monkeypatch):
     assert max(map(len, lines)) <= columns
     assert "…" not in done.stdout
     expected = []
-    for task in ("train", "pretrain"):
+    for task, command in (("train", ["train"]), ("pretrain", ["pretrain"]), ("policy", ["policy", "train"])):
         recipes = [recipe for recipe in recipe_names() if recipe.task == task]
-        expected += ["driftgen", task, *(word for r in recipes for word in (r.name, *r.about.split()))]
+        expected += ["driftgen", *command, *(word for r in recipes for word in (r.name, *r.about.split()))]
     assert done.stdout.split() == expected
 
 

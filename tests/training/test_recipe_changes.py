@@ -184,8 +184,8 @@ def test_wrong_changes(override, message):
         ("", " holds no configuration"),
         ("- 1\n", " holds no configuration"),
         ("1: 2\n", ": 1 is not known: choose from"),
-        ("task: sing\n", ": task: Input should be 'train' or 'pretrain', got sing"),
-        ("task: [x]\n", ": task: Input should be 'train' or 'pretrain'"),
+        ("task: sing\n", ": task: Input should be one of 'train', 'pretrain', 'policy', got sing"),
+        ("task: [x]\n", ": task: Input should be one of 'train', 'pretrain', 'policy'"),
     ],
 )
 def test_wrong_files(recipe, text, message):
