@@ -16,9 +16,12 @@ from driftgen.errors import InputError, unknown_name
 if TYPE_CHECKING:
     import gymnasium
 
+    from driftgen.policy.episodes import Episodes
+
 __all__ = [
     "TASKS",
     "SimulatedTask",
+    "check_demonstrations",
     "check_rendering",
     "find_task",
     "make_environment",
@@ -148,6 +151,14 @@ def make_environment(name: str, observe: str | None = None, *, frames: bool = Fa
         ) from None
     environment: gymnasium.Env = module.make(name, observe, frames)
     return environment
+
+
+def check_demonstrations(episodes: Episodes, name: str | None) -> Episodes:
+    """Return the episodes; raise if an action lies outside of the range of the task, if it is a known one."""
+    if name not in TASKS:
+        return episodes
+    low, high = TASKS[name].action_range
+    return episodes.check_actions(low, high, TASKS[name].title)
 
 
 def matching_observations(task: SimulatedTask, shapes: dict[str, tuple[int, ...]]) -> str:

@@ -60,8 +60,9 @@ def load_policy(name: str, options: LoadOptions) -> Policy:
 def choose_task(policy: Policy, name: str | None) -> tuple[SimulatedTask, str]:
     """Return the task of a policy and the preset of its observations.
 
-    Without a name it is the only task that has such observations.
+    Without a name it is the one that the policy was trained for, or the only task with such observations.
     """
+    name = name or _trained_for(policy)
     network = getattr(policy, "network", None)
     shapes = getattr(network, "observations", None)
     if shapes is None:
@@ -85,6 +86,12 @@ def choose_task(policy: Policy, name: str | None) -> tuple[SimulatedTask, str]:
     raise InputError(
         f"the policy observes {listed}, as in no task of {', '.join(TASKS)}: it cannot be simulated"
     )
+
+
+def _trained_for(policy: Policy) -> str | None:
+    """Return the environment that a training run stored with the policy, if it is a task."""
+    name = getattr(policy, "source", {}).get("environment")
+    return name if name in TASKS else None
 
 
 def checkpoint_steps(run: Path) -> list[int]:
