@@ -35,6 +35,7 @@ from driftgen.support.distributed import Distributed
 from driftgen.training.build import build_mae
 from driftgen.training.config import PretrainConfig, TrainConfig
 from driftgen.training.ema import EMA
+from driftgen.training.policy_config import PolicyConfig
 from driftgen.training.pretrain import Pretraining
 from driftgen.training.recipes import load_recipe, recipe_names
 from driftgen.training.trainer import Training
@@ -67,16 +68,24 @@ class RecipeCase:
 
     def check(self) -> None:
         """Raise an InputError if the recipe or a change is wrong, before anything is measured."""
-        _check_data(load_recipe(self.recipe, self.changes, self.task))
+        _check_data(self._config())
 
     def load(self, folder: Path) -> Config:
         """Return the configuration, with random images and encoders in ``folder``."""
-        config = load_recipe(self.recipe, self.changes, self.task)
+        config = self._config()
         synthetic = _write_data(folder, config)
         if isinstance(config, TrainConfig) and config.encoders:
             synthetic.append(f"encoders=[{', '.join(_write_encoders(folder, config))}]")
         # Changes of the caller come last, so that they can name other data or encoders.
-        return load_recipe(self.recipe, [*synthetic, *self.changes], self.task)
+        return self._config(*synthetic)
+
+    def _config(self, *first: str) -> Config:
+        config = load_recipe(self.recipe, [*first, *self.changes], self.task)
+        if isinstance(config, PolicyConfig):
+            raise InputError(
+                f"{self.recipe} trains a policy: measure it with driftgen policy train --dry-run"
+            )
+        return config
 
 
 def default_recipe(task: Task, device: torch.device) -> str:

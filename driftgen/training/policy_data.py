@@ -107,8 +107,11 @@ class ChunkDraws:
         observations = self._observe(self._tensors, windows, seed)
         shown = windows[:, None] if self._nearest is None else self._nearest[windows]
         positives = self._tensors[ACTION][self._tensors["rows"][shown]]
-        move = {"device": self.device, "non_blocking": True}
-        return {k: v[part].to(**move) for k, v in observations.items()}, positives[part].to(**move)
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor[part].to(self.device, non_blocking=True)
+
+        return {key: move(value) for key, value in observations.items()}, move(positives)
 
     def held_out_windows(self, count: int) -> tuple[dict[str, Tensor], Tensor]:
         """Return histories and chunks ``[n, T, A]`` of windows spread evenly over the held-out episodes."""

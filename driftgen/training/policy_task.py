@@ -172,7 +172,9 @@ class PolicyTraining:
         noise = torch.randn(shape, generator=self._random, device=self._random.device)
         # Compiled blocks would be compiled again for this batch size.
         with torch.compiler.set_stance("force_eager"):
-            return self.sampler(network, noise, observations).float().unflatten(0, (n, each))
+            chunks = self.sampler(network, noise, observations)
+        grouped: Tensor = chunks.float().unflatten(0, (n, each))
+        return grouped
 
     def _save_model(self, model: nn.Module, target: Path, **source: Any) -> None:
         facts = {"recipe": self.name, "method": self.config.method, "environment": self.config.environment}

@@ -52,7 +52,7 @@ def test_drifting_uses_both_ways_and_regression_does_not(tmp_path):
     run = dg.train("two-ways", tmp_path / "drifting", device="cpu")
     drifting = navigate(run.policy(), rollouts=100)
     assert time.process_time() - started < 60
-    assert drifting.success.mean() > 0.9
+    assert drifting.success.mean() > 0.85
     assert 0.2 < drifting.above.mean() < 0.8
     baseline = dg.train("two-ways", tmp_path / "regression", device="cpu", method="regression")
     regression = navigate(baseline.policy(), rollouts=100)

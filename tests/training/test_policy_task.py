@@ -2,6 +2,7 @@
 
 import json
 import signal
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -53,6 +54,13 @@ train_policy(config, Path(sys.argv[1]), Distributed.start("cpu"), Silent())
 """
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _libraries():
+    """Import the libraries of a run before the first test is timed."""
+    import_module("matplotlib.pyplot")
+    import_module("torch._dynamo")  # an optimizer imports it
+
+
 def config(**changes):
     return PolicyConfig(**{**OPTIONS, **changes})
 
@@ -74,7 +82,7 @@ def with_images(steps=20):
 SLOW = pytest.param("diffusion", marks=pytest.mark.slow)  # importing diffusers takes seconds
 
 
-@pytest.mark.parametrize("method", [pytest.param("drifting", marks=pytest.mark.slow), "regression", SLOW])
+@pytest.mark.parametrize("method", ["drifting", "regression", SLOW])
 def test_policies_train_in_the_loop(tmp_path, method):
     folder = tmp_path / "r"
     done, view = train(folder, method=method)
