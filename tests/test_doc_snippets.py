@@ -45,6 +45,12 @@ def test_one_block(section):
     execute(code, section)
 
 
+def test_reading_demonstrations():
+    (code,) = blocks((ROOT / "docs" / "policy-evaluation.md").read_text())
+    shapes = "(observations['observation.state'].shape, actions.shape)"
+    execute(f"{code}\nassert {shapes} == ((2, 2, 3), (2, 16, 2))", "policy")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", ["one-step", "training", "models", "policies"])
 def test_blocks_of_a_guide(page):

@@ -16,9 +16,20 @@ from driftgen.errors import InputError, unknown_name
 if TYPE_CHECKING:
     import gymnasium
 
-__all__ = ["TASKS", "SimulatedTask", "find_task", "make_environment", "matching_observations", "quiet"]
+    from driftgen.policy.episodes import Episodes
 
-MUJOCO = "mujoco==3.3.7"  # newer versions fail to load the models of both packages
+__all__ = [
+    "TASKS",
+    "SimulatedTask",
+    "check_demonstrations",
+    "check_rendering",
+    "find_task",
+    "make_environment",
+    "matching_observations",
+    "quiet",
+]
+
+MUJOCO = "mujoco==3.3.7"  # both packages fail with newer versions
 
 
 @dataclass(frozen=True)
@@ -142,6 +153,14 @@ def make_environment(name: str, observe: str | None = None, *, frames: bool = Fa
     return environment
 
 
+def check_demonstrations(episodes: Episodes, name: str | None) -> Episodes:
+    """Return the episodes; raise if an action lies outside of the range of the task, if it is a known one."""
+    if name not in TASKS:
+        return episodes
+    low, high = TASKS[name].action_range
+    return episodes.check_actions(low, high, TASKS[name].title)
+
+
 def matching_observations(task: SimulatedTask, shapes: dict[str, tuple[int, ...]]) -> str:
     """Return the preset whose observations have these shapes: those that a policy was trained with."""
     wanted = {key: tuple(shape) for key, shape in shapes.items()}
@@ -153,6 +172,23 @@ def matching_observations(task: SimulatedTask, shapes: dict[str, tuple[int, ...]
         f"the policy observes {_listed(wanted)}, {task.name} offers {offers}: choose the task that it was "
         "trained for with --task"
     )
+
+
+def check_rendering(task: SimulatedTask) -> None:
+    """Draw one frame; raise if that fails on this machine. Takes seconds for the tasks of MuJoCo."""
+    try:
+        with quiet():
+            environment = make_environment(task.name, frames=True)
+            environment.reset(seed=0)
+            environment.render()
+            environment.close()
+    except InputError:
+        raise
+    except Exception as error:  # each OpenGL library has errors of its own
+        raise InputError(
+            f"{task.title} cannot be drawn ({type(error).__name__}: {_one_line(error)}): set MUJOCO_GL=egl "
+            "on a machine with a GPU, or install libosmesa6 and set MUJOCO_GL=osmesa"
+        ) from None
 
 
 @contextlib.contextmanager

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from driftgen.errors import InputError
 from driftgen.policy.environments import TASKS, SimulatedTask, find_task, matching_observations
 from driftgen.policy.rollout import Policy, RandomPolicy
+from driftgen.support.distributed import choose_device
 
 __all__ = ["LoadOptions", "checkpoint_steps", "choose_task", "load_policy", "policies_of_run"]
 
@@ -25,7 +25,7 @@ class LoadOptions(NamedTuple):
     Attributes:
         task: name of the task; needed by ``random``.
         weights: set of weights of a run.
-        device: of the network.
+        device: of the network; a GPU if there is one and this is None.
         scheduler: ``ddpm`` or ``ddim``, for a diffusion policy.
         calls: its network calls per chunk.
     """
@@ -46,22 +46,23 @@ def load_policy(name: str, options: LoadOptions) -> Policy:
     source = PACKAGED / name if (PACKAGED / name).is_dir() and not Path(name).exists() else name
     if isinstance(source, str) and source in TASKS and not Path(source).exists():
         raise InputError(f"no policy for {source} comes with driftgen: give the folder of a trained one")
-    policy_class: Any = import_module("driftgen.policy.drifting_policy").DriftingPolicy
-    policy: Policy = policy_class.from_pretrained(
+    from driftgen.policy.drifting_policy import DriftingPolicy
+
+    return DriftingPolicy.from_pretrained(
         source,
         weights=options.weights,
-        device=options.device,
+        device=str(choose_device(options.device)),
         scheduler=options.scheduler,
         calls=options.calls,
     )
-    return policy
 
 
 def choose_task(policy: Policy, name: str | None) -> tuple[SimulatedTask, str]:
     """Return the task of a policy and the preset of its observations.
 
-    Without a name it is the only task that has such observations.
+    Without a name it is the one that the policy was trained for, or the only task with such observations.
     """
+    name = name or _trained_for(policy)
     network = getattr(policy, "network", None)
     shapes = getattr(network, "observations", None)
     if shapes is None:
@@ -85,6 +86,12 @@ def choose_task(policy: Policy, name: str | None) -> tuple[SimulatedTask, str]:
     raise InputError(
         f"the policy observes {listed}, as in no task of {', '.join(TASKS)}: it cannot be simulated"
     )
+
+
+def _trained_for(policy: Policy) -> str | None:
+    """Return the environment that a training run stored with the policy, if it is a task."""
+    name = getattr(policy, "source", {}).get("environment")
+    return name if name in TASKS else None
 
 
 def checkpoint_steps(run: Path) -> list[int]:

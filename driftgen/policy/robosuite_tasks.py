@@ -22,7 +22,9 @@ __all__ = ["CAMERAS", "RobosuiteTask", "make"]
 
 NAMES = {"lift": "Lift", "can": "PickPlaceCan"}
 CAMERAS = ("agentview", "robot0_eye_in_hand")
-CAMERA_SIZE, FRAME = 84, 384
+CAMERA_SIZE = 84
+# A frame is cut out of a larger picture, which has much wall and floor: this share of it is above the frame.
+FRAME, SCENE, LOWER = 384, 640, 12
 
 
 class RobosuiteTask(gymnasium.Env):
@@ -86,9 +88,10 @@ class RobosuiteTask(gymnasium.Env):
         return self._observation(), score, success, False, {"score": score, "success": success}
 
     def render(self) -> NDArray[np.uint8]:
-        """Return a frame of the front camera."""
-        frame = self.simulator.sim.render(camera_name="frontview", width=FRAME, height=FRAME)
-        return np.ascontiguousarray(frame[::-1])
+        """Return the part of the front camera's picture with the arm and the table."""
+        picture = self.simulator.sim.render(camera_name="frontview", width=SCENE, height=SCENE)[::-1]
+        top, left = LOWER * SCENE // 100, (SCENE - FRAME) // 2
+        return np.ascontiguousarray(picture[top : top + FRAME, left : left + FRAME])
 
     def close(self) -> None:
         """Close the simulator."""

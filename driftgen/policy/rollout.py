@@ -128,7 +128,8 @@ def run_rollouts(
         max_steps: of an episode; those of the task if None.
         processes: that simulate; one per CPU core if None.
         batch: episodes at a time.
-        on_progress: called with the number of finished episodes and their mean score.
+        on_progress: called with the number of steps, out of ``max_steps`` per episode, and the mean of the
+            best scores so far; finished episodes count as a whole.
     """
     if not seeds:
         raise InputError("seeds are empty: simulate at least one episode")
@@ -136,10 +137,13 @@ def run_rollouts(
     processes = default_processes(min(len(seeds), batch)) if processes is None else processes
     rollouts: list[Rollout] = []
 
-    def report(finished: Sequence[_Record]) -> None:
+    limit = find_task(task).max_steps if max_steps is None else max_steps
+
+    def report(records: Sequence[_Record], statuses: Mapping[int, Status]) -> None:
         if on_progress is not None:
-            best = [rollout.score for rollout in rollouts] + [max(record.scores) for record in finished]
-            on_progress(len(best), float(np.mean(best)) if best else 0.0)
+            best = [rollout.score for rollout in rollouts] + [max(record.scores) for record in records]
+            steps = [limit if statuses[i].done else len(record.scores) for i, record in enumerate(records)]
+            on_progress(limit * len(rollouts) + sum(steps), float(np.mean(best)))
 
     with Simulation(task, preset, observed=observed, max_steps=max_steps, processes=processes) as simulation:
         for first in range(0, len(seeds), batch):
@@ -157,7 +161,7 @@ def run_rollouts(
                     records[slot].add(row, advanced[slot])
                 statuses |= advanced
                 chunk += 1
-                report([record for slot, record in enumerate(records) if statuses[slot].done])
+                report(records, statuses)
             rollouts += [record.finish() for record in records]
     return rollouts
 

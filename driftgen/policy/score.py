@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -108,6 +109,7 @@ def evaluate_policies(
         "seeds": seeds,
         "noise_seed": seed,
     }
+    total = episodes * int(protocol["max_steps"])  # steps, shown as progress
     known = _known_checkpoints(path, protocol)
     entries: list[dict[str, Any]] = []
     rollouts: list[Rollout] = []
@@ -116,7 +118,7 @@ def evaluate_policies(
         key = _identify(name, policy)
         rollouts = []
         if (entry := known.get(key)) is None:
-            with track(f"{about.title}, {name}", episodes, "mean score") as progress:
+            with track(f"{about.title}, {name}", total, "mean score") as progress:
                 began = time.monotonic()
                 rollouts = run_rollouts(
                     policy,
@@ -139,8 +141,14 @@ def evaluate_policies(
         entries.append(entry)
         record = _record(protocol, entries, about, command)
         with atomic_write(path) as scratch:
-            scratch.write_text(json.dumps(record, indent=1) + "\n")
+            scratch.write_text(_to_json(record))
     return record, rollouts
+
+
+def _to_json(record: dict[str, Any]) -> str:
+    """Return JSON text with each list of numbers on one line."""
+    text = json.dumps(record, indent=1)
+    return re.sub(r"\[[^][{}\"]*\]", lambda match: " ".join(match[0].split()), text) + "\n"
 
 
 def _entry(

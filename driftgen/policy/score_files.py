@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from driftgen.errors import InputError
-from driftgen.policy.environments import TASKS
+from driftgen.policy.environments import TASKS, SimulatedTask, check_rendering
 from driftgen.policy.policy_loading import LoadOptions, choose_task, load_policy, policies_of_run
 from driftgen.policy.rollout import Policy, Rollout, run_rollouts
 from driftgen.policy.score import evaluate_policies, score_table
@@ -27,6 +27,7 @@ def run_policy_evaluation(
     *,
     checkpoints: int | None = None,
     videos: int = 2,
+    stills: int = 2,
     **protocol: Any,
 ) -> dict[str, Any]:
     """Evaluate policies, print the result and write its files; return the record.
@@ -38,6 +39,7 @@ def run_policy_evaluation(
         out: folder of the result; ``runs/policy-eval/NAME`` if None.
         checkpoints: evaluate this number of last checkpoints of the one run in ``models``.
         videos: number of best and of worst episodes of the last checkpoint to record.
+        stills: the same for the rows of ``stills.png``.
         protocol: further options of :func:`~driftgen.policy.score.evaluate_policies`.
     """
     loaders: list[tuple[str, Callable[[], Policy]]]
@@ -51,17 +53,18 @@ def run_policy_evaluation(
     folder = make_folder(Path("runs/policy-eval") / Path(models[-1]).name if out is None else out)
     if videos:
         check_video_path(folder / "check.mp4")
+    if videos or stills or _has_cameras(task, preset):
+        check_rendering(task)
     record, rollouts = evaluate_policies(
         loaders, task.name, preset, folder, command=command_line(), **protocol
     )
     with atomic_write(folder / TABLE) as scratch:
         scratch.write_text(score_table([(Path(models[-1]).name, record)]), encoding="utf-8")
     print(_summary(task.title, record))
-    if videos and rollouts:
-        chosen = choose_rollouts(rollouts, videos)
-        for rollout in chosen:
-            save_video(task.name, rollout, folder / VIDEOS / video_name(task.name, rollout))
-        save_stills(task.name, chosen, folder / STILLS)
+    for rollout in choose_rollouts(rollouts, videos):
+        save_video(task.name, rollout, folder / VIDEOS / video_name(task.name, rollout))
+    if rollouts and stills:
+        save_stills(task.name, choose_rollouts(rollouts, stills), folder / STILLS)
     print(folder)
     return record
 
@@ -84,6 +87,8 @@ def run_single_rollout(
         options = options._replace(task=_task_named(model))
     policy = load_policy(model, options)
     task, preset = choose_task(policy, options.task)
+    if video is not None or stills is not None or _has_cameras(task, preset):
+        check_rendering(task)
     (rollout,) = run_rollouts(policy, task.name, preset, [seed], max_steps=max_steps, processes=1)
     outcome = "success" if rollout.success else "no success"
     print(f"{task.title}, seed {seed}: score {rollout.score:.3f}, {outcome} in {rollout.steps} steps")
@@ -92,6 +97,10 @@ def run_single_rollout(
     if stills is not None:
         print(save_stills(task.name, [rollout], stills))
     return rollout
+
+
+def _has_cameras(task: SimulatedTask, preset: str) -> bool:
+    return any(len(shape) == 3 for shape in task.observations[preset].values())
 
 
 def _loader(name: str, options: LoadOptions) -> Callable[[], Policy]:
@@ -116,6 +125,7 @@ def _summary(title: str, record: dict[str, Any]) -> str:
         text += "".join(f", p{k} {share:.2f}" for k, share in enumerate(record["phases"], 1))
     rows = record["checkpoints"][-1].get("latency") or []
     for row in rows[:1]:
-        calls = "" if row["network_calls"] is None else f", {row['network_calls']} network calls"
+        calls = row["network_calls"]
+        calls = "" if calls is None else f", {calls} network call{'' if calls == 1 else 's'}"
         text += f"\n{row['milliseconds']:.1f} ms per chunk{calls} ({row['device']})"
     return text

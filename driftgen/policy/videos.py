@@ -68,7 +68,7 @@ def save_stills(task: str, rollouts: Sequence[Rollout], path: Path, count: int =
             captions += [f"step {step}, {kept[step][1]:.2f}" for step in wanted]
     finally:
         environment.close()
-    names = [f"seed {rollout.seed}: {rollout.score:.2f}" for rollout in rollouts]
+    names = [f"{rollout.seed}: {rollout.score:.2f}" for rollout in rollouts]
     return write_sheet(path, Sheet(images, count, row_names=names, captions=captions))
 
 

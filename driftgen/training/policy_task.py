@@ -16,6 +16,7 @@ from driftgen.model_io import RUN_MODEL, save_model
 from driftgen.ops.compile import compile_parts
 from driftgen.policy.chunk_figure import draw_chunks
 from driftgen.policy.chunk_samplers import make_sampler
+from driftgen.policy.environments import check_demonstrations
 from driftgen.support.atomic_write import atomic_folder
 from driftgen.support.distributed import Distributed
 from driftgen.support.rng import derive_seed
@@ -56,7 +57,7 @@ class PolicyTraining:
     ) -> None:
         self.config, self.distributed, self.name = config, distributed, name
         device, batch = distributed.device, config.batch
-        opened = open_demonstrations(config.data, parts.episodes)
+        opened = check_demonstrations(open_demonstrations(config.data, parts.episodes), config.environment)
         self.draws = ChunkDraws(config, opened, device)
         if config.joint.groups:
             self.draws.state_histories()  # raises for images

@@ -4,6 +4,7 @@ import io
 import json
 import lzma
 import shutil
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -13,6 +14,14 @@ from driftgen import InputError
 from driftgen.policy.episode_files import open_episodes
 
 ENDS = np.array([4, 9, 12])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _libraries():
+    """Import the libraries of a run before the first test is timed."""
+    import_module("matplotlib.pyplot")
+    import_module("driftgen.training.run")
+    import_module("driftgen.training.policy_task")
 
 
 def pusht_arrays(steps=12):
@@ -221,6 +230,18 @@ def test_bad_files_give_one_line(tmp_path):
     fails("has no agentview_image for observe='image'", demo, "image")
     shutil.rmtree(zarr / "meta")
     fails("has no meta/episode_ends", zarr)
+
+
+def test_training_refuses_actions_that_the_environment_does_not_take(here, tmp_path):
+    arrays = pusht_arrays(40)
+    arrays["action"][7] = [600.0, 10.0]
+    np.savez(tmp_path / "a.npz", episode_ends=[40], **arrays)
+    done = here(
+        "policy", "train", "pusht-state", "--set", f"data.path={tmp_path / 'a.npz'}", "--out", tmp_path / "r"
+    )
+    assert done.returncode == 2
+    assert "action 0 of step 7 is 600, PushT takes 0 to 512" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_robomimic_file_of_other_things(tmp_path):

@@ -9,12 +9,14 @@ import torch
 from PIL import Image
 
 from driftgen import InputError
+from driftgen.generators import PolicyNetwork
 from driftgen.policy import policy_loading, score
+from driftgen.policy.drifting_policy import DriftingPolicy
 from driftgen.policy.latency import measure_latency
 from driftgen.policy.policy_loading import LoadOptions, choose_task, policies_of_run
-from driftgen.policy.rollout import RandomPolicy, Rollout
+from driftgen.policy.rollout import RandomPolicy, Rollout, run_rollouts
 from driftgen.policy.score import evaluate_policies, score_table, summarize
-from driftgen.policy.score_files import run_policy_evaluation, run_single_rollout
+from driftgen.policy.score_files import run_policy_evaluation
 from driftgen.policy.videos import choose_rollouts
 
 SHORT = {"episodes": 3, "max_steps": 12, "processes": 1}
@@ -164,12 +166,13 @@ def test_best_and_worst_episodes():
     assert [r.seed for r in choose_rollouts(rollouts, 1)] == [3, 2]
     assert [r.seed for r in choose_rollouts(rollouts, 2)] == [3, 1, 0, 2]
     assert [r.seed for r in choose_rollouts(rollouts[:1], 2)] == [0]
+    assert choose_rollouts(rollouts, 0) == []
 
 
 def test_files_of_an_evaluation(tmp_path, capsys):
     pytest.importorskip("gym_pusht")
     imageio = pytest.importorskip("imageio.v2")
-    record = run_policy_evaluation(["random"], LoadOptions("pusht"), tmp_path, videos=1, **SHORT)
+    record = run_policy_evaluation(["random"], LoadOptions("pusht"), tmp_path, videos=1, stills=1, **SHORT)
     assert {path.name for path in tmp_path.iterdir()} == {
         "evaluation.json",
         "table.md",
@@ -238,6 +241,9 @@ def test_the_task_follows_from_the_observations():
     cameras = {"images.agentview": (84, 84, 3), "images.robot0_eye_in_hand": (84, 84, 3)}
     with pytest.raises(InputError, match="as in lift or can"):
         choose_task(policy(state=(9,), **cameras), None)
+    trained = policy(state=(9,), **cameras)
+    trained.source = {"environment": "can"}
+    assert choose_task(trained, None)[0].name == "can"
     assert choose_task(RandomPolicy("pusht"), "pusht")[1] == "keypoints"
 
 
@@ -262,11 +268,43 @@ def test_the_last_checkpoints_of_a_run(tmp_path, monkeypatch):
         found[1][1]()
 
 
-def test_a_single_rollout_of_a_saved_run(monkeypatch, capsys):
-    pytest.importorskip("gym_pusht")
-    from driftgen.policy import score_files
+@pytest.fixture
+def saved(tmp_path):
+    """The folder of a small policy of PushT with random weights."""
+    state = {"low": [0.0] * 20, "high": [512.0] * 20}
+    network = PolicyNetwork(
+        {"observation.state": (20,)},
+        2,
+        {"action": {"low": [0.0, 0.0], "high": [512.0, 512.0]}, "observation.state": state},
+        options={"widths": [16], "groups": 4, "kernel_size": 3},
+    )
+    return DriftingPolicy(network).save_pretrained(tmp_path / "policy")
 
-    monkeypatch.setattr(score_files, "load_policy", lambda name, options: NetworkPolicy())
-    rollout = run_single_rollout("runs/x", LoadOptions(), seed=5, max_steps=9)
-    assert rollout.steps == 9
-    assert "seed 5" in capsys.readouterr().out
+
+def test_a_saved_policy_is_scored_and_watched(here, saved, tmp_path):
+    pytest.importorskip("gym_pusht")
+    words = ("policy", "rollout", saved, "--seed", 3, "--max-steps", 20, "--device", "cpu")
+    first, second = here(*words), here(*words)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == second.stdout
+    sizes = ("--episodes", 2, "--max-steps", 9, "--processes", 1, "--videos", 0, "--stills", 0)
+    done = here("policy", "eval", saved, "--out", tmp_path / "eval", "--device", "cpu", *sizes)
+    assert done.returncode == 0, done.stderr
+    assert "1 network call (cpu" in done.stdout
+    record = json.loads((tmp_path / "eval" / "evaluation.json").read_text())
+    assert (record["task"], record["observe"], record["seeds"]) == ("pusht", "keypoints", [100_000, 100_001])
+    assert record["checkpoints"][0]["latency"][0]["network_calls"] == 1
+    assert record["checkpoints"][0]["steps"] == [9, 9]
+    wrong = here("policy", "rollout", saved, "--task", "lift")
+    assert wrong.returncode == 2
+    assert "lift offers state" in wrong.stderr
+
+
+def test_the_noise_of_an_episode_does_not_depend_on_the_others(saved):
+    pytest.importorskip("gym_pusht")
+    policy = DriftingPolicy.from_pretrained(saved)
+    options = {"max_steps": 16, "processes": 1}
+    (alone,) = run_rollouts(policy, "pusht", "keypoints", [3], **options)
+    beside = run_rollouts(policy, "pusht", "keypoints", [1, 2, 3], **options)[2]
+    # Equal up to the rounding of a batch.
+    assert np.abs(alone.actions - beside.actions).max() < 0.1

@@ -1,0 +1,77 @@
+"""Simulator processes: failures are reported, and no process is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+pytest.importorskip("gym_pusht")
+
+from driftgen import InputError
+from driftgen.policy.simulation import Simulation, default_processes
+
+pytestmark = pytest.mark.distributed
+
+PARENT = """
+import sys, time
+from driftgen.policy.simulation import Simulation
+if __name__ == "__main__":
+    simulation = Simulation("pusht", "pose", processes=2)
+    simulation.reset([1, 2])
+    print(*[worker.pid for worker, _ in simulation._workers], flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_dead_process_is_reported():
+    with Simulation("pusht", "pose", processes=2) as simulation:
+        simulation.reset([1, 2, 3])
+        worker, _ = simulation._workers[1]
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.join()
+        with pytest.raises(InputError, match="ended with exit code -9"):
+            simulation.advance({slot: np.full((1, 2), 100.0) for slot in range(3)})
+
+
+def test_errors_of_an_environment_reach_the_caller():
+    with Simulation("pusht", "pose", processes=2) as simulation:
+        simulation.reset([1, 2])
+        with pytest.raises(RuntimeError, match="an environment failed"):
+            simulation.advance({0: np.full((1, 3), 1.0), 1: np.full((1, 2), 1.0)})
+        # The other environments go on.
+        assert simulation.advance({1: np.full((1, 2), 1.0)})[1].scores
+
+
+def running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_processes_end_with_a_killed_parent(tmp_path):
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, script], stdout=subprocess.PIPE, env=environment, text=True
+    ) as parent:
+        pids = [int(word) for word in parent.stdout.readline().split()]
+        assert len(pids) == 2
+        assert all(running(pid) for pid in pids)
+        parent.kill()
+    limit = time.monotonic() + 10
+    while any(running(pid) for pid in pids) and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert not any(running(pid) for pid in pids)
+
+
+def test_processes_at_most_one_per_episode():
+    assert default_processes(1) == 1
+    assert 1 <= default_processes(10_000) <= (os.cpu_count() or 1)
