@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from driftgen.cli.help_format import App
-from driftgen.cli.options import Device, Seed
+from driftgen.cli.options import Device
 from driftgen.cli.runs import (
     Changes,
     DryRun,
