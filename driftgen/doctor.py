@@ -31,6 +31,9 @@ EXTRAS = {
     "encoders": Extra(("transformers",), "pretrained feature encoders"),
     "eval": Extra(("torchmetrics",), "FID, KID, Inception score"),
     "datasets": Extra(("datasets",), "Hugging Face datasets"),
+    "policy": Extra(
+        ("gymnasium", "gym_pusht", "zarr", "h5py", "imageio"), "robot policies: PushT, demonstrations, videos"
+    ),
     "tracking": Extra(("tensorboard", "wandb"), "experiment tracking"),
     "dev": Extra(("pytest", "hypothesis", "mypy", "ruff"), "tests and checks"),
 }

@@ -37,7 +37,7 @@ def test_extras_are_those_of_the_package_that_something_uses():
     used = imported()
     assert EXTRAS.keys() <= PROJECT.keys()
     for name, requirements in PROJECT.items():
-        modules = {re.split(r"[<>=; ]", r)[0].replace("-", "_") for r in requirements}
+        modules = {re.split(r"[<>=;\[ ]", r)[0].replace("-", "_") for r in requirements}
         if name == "dev":
             assert set(EXTRAS["dev"].modules) <= modules
         elif name in EXTRAS:
