@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from driftgen.errors import InputError
+from driftgen.interop.packaged import find_packaged
 from driftgen.policy.environments import TASKS, SimulatedTask, find_task, matching_observations
 from driftgen.policy.rollout import Policy, RandomPolicy
 from driftgen.support.distributed import choose_device
@@ -15,7 +16,6 @@ from driftgen.support.distributed import choose_device
 __all__ = ["LoadOptions", "checkpoint_steps", "choose_task", "load_policy", "policies_of_run"]
 
 RANDOM = "random"
-PACKAGED = Path(__file__).parent / "models"  # one folder per policy that ships with the package
 CHECKPOINTS, STATE = "checkpoints", "state.safetensors"
 
 
@@ -43,13 +43,12 @@ def load_policy(name: str, options: LoadOptions) -> Policy:
         if options.task is None:
             raise InputError("random: name the task with --task")
         return RandomPolicy(options.task)
-    source = PACKAGED / name if (PACKAGED / name).is_dir() and not Path(name).exists() else name
-    if isinstance(source, str) and source in TASKS and not Path(source).exists():
-        raise InputError(f"no policy for {source} comes with driftgen: give the folder of a trained one")
+    if name in TASKS and find_packaged(name) is None and not Path(name).exists():
+        raise InputError(f"no policy for {name} comes with driftgen: give the folder of a trained one")
     from driftgen.policy.drifting_policy import DriftingPolicy
 
     return DriftingPolicy.from_pretrained(
-        source,
+        name,
         weights=options.weights,
         device=str(choose_device(options.device)),
         scheduler=options.scheduler,
