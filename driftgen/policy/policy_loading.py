@@ -20,7 +20,7 @@ CHECKPOINTS, STATE = "checkpoints", "state.safetensors"
 
 
 class LoadOptions(NamedTuple):
-    """How a policy is loaded.
+    """Options of :func:`load_policy`.
 
     Attributes:
         task: name of the task; needed by ``random``.
@@ -38,7 +38,7 @@ class LoadOptions(NamedTuple):
 
 
 def load_policy(name: str, options: LoadOptions) -> Policy:
-    """Load a policy: a packaged one such as ``pusht``, a run, a saved folder, a hub name, or ``random``."""
+    """Load a policy: a packaged one, a run, a saved folder, a hub name, or ``random``."""
     if name == RANDOM:
         if options.task is None:
             raise InputError("random: name the task with --task")

@@ -107,7 +107,7 @@ def _serve(connection: Connection, parent: Connection, options: tuple[str, str, 
             break
         except InputError as error:
             answer = error
-        except Exception:
+        except Exception:  # of any simulator; the main process raises it with this traceback
             answer = RuntimeError(f"an environment failed:\n{traceback.format_exc()}")
         connection.send(answer)
     group.close()
