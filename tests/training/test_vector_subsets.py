@@ -134,6 +134,15 @@ def test_a_run_measures_and_resumes(tmp_path):
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
 
 
+def test_averaged_weights_are_measured_on_the_same_vectors(tmp_path):
+    """The trained weights in place of an average: both have the same spread."""
+    task = Training(config(*with_encoder(tmp_path, "vectors=1")), Distributed.start("cpu"))
+    task.compute_gradient(3)
+    row = task.measure(task.generator)
+    assert row["spread"] == pytest.approx(row["batch_spread"], rel=1e-4)
+    assert row["diversity"] == pytest.approx(row["batch_diversity"], rel=1e-4)
+
+
 def test_the_papers_loss_sums_over_all_vectors():
     with pytest.raises(InputError, match=r"vectors needs loss\.convention=release"):
         config("vectors=4", "loss.convention=paper")
