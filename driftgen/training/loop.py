@@ -25,7 +25,7 @@ from driftgen.training.checkpoint import Checkpoint, Checkpoints
 from driftgen.training.ema import EMA, INITIAL_SHARE_LIMIT, unwrapped
 from driftgen.training.optimizer import learning_rate
 from driftgen.training.run_folder import CHECKPOINTS, SAMPLES, append_row, create_run
-from driftgen.training.sharding import gather_state, make_mesh, reshard, shard, shard_like
+from driftgen.training.sharding import copy_like, gather_state, make_mesh, reshard, shard, shard_like
 from driftgen.training.step_clock import Speed, StepClock
 from driftgen.training.summary import Summary, summarize
 from driftgen.training.task import LoopConfig, Task, View
@@ -360,8 +360,7 @@ class Loop:
         for name, tensor in parts["optimizer"].items():
             index, key = name.split("/", 1)
             parameter = None if key == "step" else self.update.parameters[int(index)]
-            # A copy, so that updates do not write to pages mapped from the file.
-            state.setdefault(int(index), {})[key] = shard_like(tensor.clone(), parameter)
+            state.setdefault(int(index), {})[key] = shard_like(copy_like(tensor, parameter), parameter)
         optimizer = self.update.optimizer
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": state, "param_groups": groups})

@@ -18,7 +18,7 @@ from driftgen.features.stack import DecodeFirst, FeatureStack
 from driftgen.support.distributed import Distributed
 from driftgen.training.task import LoopConfig
 
-__all__ = ["gather_state", "make_mesh", "reshard", "shard", "shard_features", "shard_like"]
+__all__ = ["copy_like", "gather_state", "make_mesh", "reshard", "shard", "shard_features", "shard_like"]
 
 
 def make_mesh(config: LoopConfig, distributed: Distributed) -> DeviceMesh | None:
@@ -68,6 +68,17 @@ def gather_state(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tens
         if keep:
             state[name] = whole
     return state
+
+
+def copy_like(whole: Tensor, parameter: Tensor | None) -> Tensor:
+    """Return a copy of an optimizer state from a file, with the strides of its parameter.
+
+    Updates must not write to pages mapped from the file, and fused Adam needs moments with the strides of
+    the parameters, which are channels-last in convolutional networks on a GPU.
+    """
+    if parameter is None or isinstance(parameter, DTensor) or whole.shape != parameter.shape:
+        return whole.clone()
+    return torch.empty_like(parameter, dtype=whole.dtype, device=whole.device).copy_(whole)
 
 
 def shard_like(whole: Tensor, example: Tensor | None) -> Tensor:

@@ -172,7 +172,7 @@ class Training:
         if self.subsets is None:
             return inputs
         vectors = self.subsets.draw(derive_generator(config.seed, step, VECTORS))
-        return inputs._replace(vectors=_move(vectors.expand(len(real.labels), -1), device))
+        return inputs._replace(vectors=_move(vectors.repeat(len(real.labels), 1), device))
 
     def encode(self, samples: Tensor) -> dict[str, Tensor]:
         """Return φ of samples, or of the real images in these rows of the cache."""

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from driftgen.training.checkpoint import Checkpoints
+from driftgen.training.sharding import copy_like
 from tests.support.checkpoint_states import names, state, step_of
 from tests.support.fork_server import run_code
 from tests.support.helpers import fails
@@ -100,6 +101,7 @@ def test_saving_makes_no_second_copy(tmp_path):
     code = """
 import sys, torch
 from driftgen.training.checkpoint import Checkpoints
+from driftgen.training.sharding import copy_like
 from tests.support.helpers import peak
 tensors = {str(i): torch.ones(1 << 10, 1 << 10).t() for i in range(32)}
 Checkpoints(sys.argv[1]).save(0, {"first": torch.ones(10)}, {})
@@ -162,3 +164,15 @@ def test_what_is_not_ours_stays(tmp_path):
         checkpoints.save(step, state(step), {"step": step})
     assert names(tmp_path) == ["best", "step-00000002", "step-00000009", "step-notes"]
     assert step_of(checkpoints.load()) == 2
+
+
+def test_moments_from_a_file_have_the_strides_of_the_parameter():
+    """Fused Adam refuses moments of other strides than those of a channels-last parameter."""
+    parameter = torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last)
+    moment = torch.randn(4, 3, 2, 2)
+    copied = copy_like(moment, parameter)
+    assert copied.stride() == parameter.stride() != moment.stride()
+    assert torch.equal(copied, moment)
+    assert torch.equal(copy_like(torch.tensor(3.0), None), torch.tensor(3.0))
+    copied.zero_()
+    assert moment.abs().sum() > 0

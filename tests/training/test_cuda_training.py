@@ -82,8 +82,12 @@ def test_parts_need_less_memory():
     assert most[1] < 0.5 * most[0]
 
 
-def test_a_run_and_its_resume(tmp_path):
-    changes = ["optim.steps=20", "precision=bfloat16"]
+UNET = "generator={kind: unet, options: {widths: [16, 32], blocks: [1, 1], attention_levels: []}}"
+
+
+@pytest.mark.parametrize("network", [[], [UNET]], ids=["mlp", "unet"])  # a U-Net is channels-last on a GPU
+def test_a_run_and_its_resume(tmp_path, network):
+    changes = ["optim.steps=20", "precision=bfloat16", *network]
     for folder in ("a", "b"):
         steps = ["optim.steps=10", *changes[1:]] if folder == "b" else changes
         assert train(config(*steps), tmp_path / folder, Distributed.start(), Silent(), name="digits")
