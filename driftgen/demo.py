@@ -22,6 +22,8 @@ from driftgen.support.provenance import provenance
 from driftgen.training.config import TrainConfig
 from driftgen.training.loop import View
 from driftgen.training.recipes import load_recipe
+from driftgen.training.stop_request import resume_hint
+from driftgen.training.summary import resume_command
 from driftgen.training.toy_study import ToyConfig, evolve
 from driftgen.training.trainer import train
 
@@ -45,11 +47,12 @@ def run_demo(
     Returns None if training was interrupted; the next call resumes it. A complete run is not trained again.
     """
     config = demo_config(seed, changes)
-    if not train(config, out, Distributed.start("cpu"), view, name="digits", report=write_report):
-        return None
-    figures = evaluate_run(out, seed)
-    _draw_toy(out / TOY, seed, toy_steps)
-    return write_report(out), figures
+    with resume_hint(lambda: out, lambda: resume_command("train", "digits", out), view.info):
+        if not train(config, out, Distributed.start("cpu"), view, name="digits", report=write_report):
+            return None
+        figures = evaluate_run(out, seed)
+        _draw_toy(out / TOY, seed, toy_steps)
+        return write_report(out), figures
 
 
 def evaluate_run(folder: Path, seed: int = 0) -> dict[str, float]:

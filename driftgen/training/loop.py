@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from driftgen.training.optimizer import learning_rate
 from driftgen.training.run_folder import CHECKPOINTS, SAMPLES, append_row, create_run
 from driftgen.training.sharding import copy_like, gather_state, make_mesh, reshard, shard, shard_like
 from driftgen.training.step_clock import Speed, StepClock
+from driftgen.training.stop_request import StoppedAfterLastStep, StopRequest
 from driftgen.training.summary import Summary, summarize
 from driftgen.training.task import LoopConfig, Task, View
 from driftgen.training.trackers import Trackers
@@ -62,7 +63,6 @@ class Loop:
     name: str = ""
     step: int = field(init=False, default=0)
     skipped: int = field(init=False, default=0)
-    stopping: str | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.ema = EMA(self.task.model, self.config.ema, warmup=self.config.ema_warmup)
@@ -73,11 +73,13 @@ class Loop:
         self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, output.keep_last, output.keep_every)
         self.spent = 0.0  # seconds before the last resume
         self.clock = StepClock()
+        self.request = StopRequest(self.view.info)
 
     def run(self) -> bool:
         """Run until the last step or a signal; return True if the run is complete."""
         try:
-            return self._run()
+            with handle_signals(self.request.receive):
+                return self._run()
         except torch.OutOfMemoryError:
             raise InputError(
                 f"out of GPU memory after step {self.step}: {self.task.memory_advice()}"
@@ -88,63 +90,72 @@ class Loop:
         self._resume()
         summary = self.summary()
         self._begin(summary)
-        if self.step == 0:
-            self._save_preview()  # of the initial weights; its time does not count in samples per second
-        config = self.config
+        if self.step == 0:  # the initial weights; the time does not count in samples per second
+            self._finish_or_stop(self._save_preview, "the first preview")
         self._started = self._last = time.monotonic()
-        self._last_step = self.step
-        bad = 0
-        with handle_signals(self._stop):
-            while self.step < config.optim.steps and not self._should_stop():
-                result = self._compute_step()
-                if result is None:
-                    break
-                loss, norm = result
-                good = loss is not None
-                bad = 0 if good else bad + 1
-                self.skipped += not good
-                self.step += 1
-                self._advance(summary)
-                if bad == MAX_BAD_STEPS:
-                    self._save()
-                    raise NotFiniteError(
-                        f"{bad} steps in a row, up to step {self.step}, had a gradient that is not finite or "
-                        "exploded: the state before them is saved; lower optim.lr, raise optim.warmup or set "
-                        "precision=float32"
-                    )
-                last = self.step == config.optim.steps
-                every = config.output.eval_every
-                scores = self._evaluate() if every and (self.step % every == 0 or last) else {}
-                if scores or (good and (self.step % config.output.metrics_every == 0 or last)):
-                    self._record(loss, norm, scores)
-                if self.step % config.output.samples_every == 0 or last:
-                    self._save_preview()
-                if self.step % config.output.checkpoint_every == 0 and not last:
-                    self._save()
+        self._last_step, bad = self.step, 0
+        while self.step < self.config.optim.steps and not self._should_stop():
+            result = self._compute_step()
+            if result is None:
+                break
+            good = result[0] is not None
+            bad = 0 if good else bad + 1
+            self.skipped += not good
+            self.step += 1
+            self._advance(summary)
+            if bad == MAX_BAD_STEPS:
+                self._save()
+                raise NotFiniteError(
+                    f"{bad} steps in a row, up to step {self.step}, had a gradient that is not finite or "
+                    "exploded: the state before them is saved; lower optim.lr, raise optim.warmup or set "
+                    "precision=float32"
+                )
+            self._finish_or_stop(partial(self._follow_step, *result), f"the work after step {self.step}")
+        complete = self.request.last_step_done = self.step >= self.config.optim.steps
         self._save()
         if self.trackers is not None:
             self.trackers.close()
-        complete = self.step >= config.optim.steps
         if self.distributed.is_main:
             self._report()
         self.distributed.barrier()
         if not complete:
             self.view.info(
-                f"stopped by {self.stopping} after step {self.step}; run the same command to resume: "
+                f"stopped by {self.request.signal} after step {self.step}; run the same command to resume: "
                 f"{summary.resume}"
             )
+        elif self.request.signal is not None:
+            self.view.info(f"stopped by {self.request.signal} after the last step: {self.folder} is complete")
+            raise StoppedAfterLastStep
         return complete
+
+    def _follow_step(self, loss: float | None, norm: float) -> None:
+        """Evaluate, record, draw and save what is due after a step."""
+        output, last = self.config.output, self.step == self.config.optim.steps
+        every = output.eval_every
+        scores = self._evaluate() if every and (self.step % every == 0 or last) else {}
+        if scores or (loss is not None and (self.step % output.metrics_every == 0 or last)):
+            self._record(loss, norm, scores)
+        if self.step % output.samples_every == 0 or last:
+            self._save_preview()
+        if self.step % output.checkpoint_every == 0 and not last:
+            self._save()
+
+    def _finish_or_stop(self, work: Callable[[], None], name: str) -> None:
+        """Do work between two steps. If it fails because of a signal, the loop saves and stops."""
+        try:
+            work()
+        except Exception as error:
+            if self.distributed.world_size > 1 or not self.request.explains(error, name):
+                raise
 
     def _compute_step(self) -> tuple[float | None, float] | None:
         """Return loss and gradient norm of a step; None if its gradient failed because of a signal."""
         try:
             gradient = self.update.compute_gradient(self.step)
         except Exception as error:
-            if self.stopping is None or self.distributed.world_size > 1:
+            # Weights are those before the step.
+            if self.distributed.world_size > 1 or not self.request.explains(error, f"step {self.step + 1}"):
                 raise
-            # Ctrl-C also reaches child processes, such as a compiler. Weights are those before the step.
-            reason = " ".join(str(error).split())[:200]
-            self.view.info(f"step {self.step + 1} was interrupted ({type(error).__name__}: {reason})")
             return None
         return (None, math.nan) if gradient is None else self.update.apply(self.step, *gradient)
 
@@ -275,20 +286,12 @@ class Loop:
 
     def _should_stop(self) -> bool:
         if self.distributed.world_size == 1:
-            return self.stopping is not None
+            return self.request.signal is not None
         if self.step % AGREE_EVERY:
             return False
-        stop = self.distributed.any(self.stopping is not None)
-        self.stopping = self.stopping or ("another process" if stop else None)
+        stop = self.distributed.any(self.request.signal is not None)
+        self.request.signal = self.request.signal or ("another process" if stop else None)
         return stop
-
-    def _stop(self, name: str) -> None:
-        if self.stopping is not None:  # a second signal stops at once
-            raise KeyboardInterrupt
-        self.stopping = name
-        # In a thread: a signal handler must not write while the interrupted code writes.
-        text = f"{name}: saving after this step; once more stops at once, without saving"
-        threading.Thread(target=self.view.info, args=(text,), daemon=True).start()
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the tensors of a checkpoint; those of a sharded model are sharded."""

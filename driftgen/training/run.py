@@ -48,6 +48,8 @@ from driftgen.training.run_start import (
     place_compact_state,
     with_encoder,
 )
+from driftgen.training.stop_request import StoppedAfterLastStep, resume_hint
+from driftgen.training.summary import resume_command
 from driftgen.training.task import View
 from driftgen.training.trainer import train
 
@@ -256,34 +258,47 @@ def start_run(
     place = None if device is None else str(device)
     options: dict[str, Any] = {"size": size, "folder": None if out is None else Path(out), "device": place}
     config, parts = resolve(task, recipe, values, implied, **options)
+    from rich.console import Console
+    from rich.text import Text
+
     processes = Distributed.start(place)
+    console = Console(stderr=True, highlight=False, quiet=not processes.is_main)
+    begun: list[tuple[RunConfig, Path, str]] = []  # configuration, folder and name: an encoder, then the run
+    hint = resume_hint(
+        lambda: begun[-1][1] if begun else None,
+        lambda: resume_command(begun[-1][0].task, begun[-1][2], begun[-1][1]),
+        lambda text: console.print(Text(text), soft_wrap=True),
+    )
     try:
-        folder = Path(out) if out is not None else fresh_folder(name, processes)
-        told: set[str] = set()  # notes that the first of two parts printed
+        with hint:
+            folder = Path(out) if out is not None else fresh_folder(name, processes)
+            told: set[str] = set()  # notes that the first of two parts printed
 
-        def run(config: RunConfig, folder: Path, name: str, state: str | Path | None = None) -> bool:
-            temperatures = () if isinstance(config, PretrainConfig) else config.loss.temperatures
-            shared: dict[str, Any] = {"name": name, "override": override, "report": report, "parts": parts}
-            from rich.console import Console
+            def run(config: RunConfig, folder: Path, name: str, state: str | Path | None = None) -> bool:
+                temperatures = () if isinstance(config, PretrainConfig) else config.loss.temperatures
+                shared: dict[str, Any] = {"name": name, "override": override, "report": report}
+                begun.append((config, folder, name))
+                with view(str(folder), config.optim.steps, temperatures, console=console) as shown:
+                    for line in [line for line in notes(config, folder) if line not in told]:
+                        told.add(line)
+                        shown.info(line)
+                    if state is not None:
+                        place_compact_state(state, folder, config, override, processes, shown)
+                    if isinstance(config, TrainConfig):
+                        config = recorded_init(config, folder, shown)
+                    return TRAININGS[config.task](config, folder, processes, shown, parts=parts, **shared)
 
-            console = Console(stderr=True, highlight=False, quiet=not processes.is_main)
-            with view(str(folder), config.optim.steps, temperatures, console=console) as shown:
-                for line in [line for line in notes(config, folder) if line not in told]:
-                    told.add(line)
-                    shown.info(line)
-                if state is not None:
-                    place_compact_state(state, folder, config, override, processes, shown)
-                if isinstance(config, TrainConfig):
-                    config = recorded_init(config, folder, shown)
-                return TRAININGS[config.task](config, folder, processes, shown, **shared)
-
-        if isinstance(config, TrainConfig):
-            run_first = partial(run, name="mae-folder")
-            chosen = with_encoder(config, folder, processes, parts, permission, run_first)
-            if isinstance(chosen, Path):
-                return Run(chosen, parts, False, report)
-            config = chosen
-        complete = run(config, folder, name, state)
+            if isinstance(config, TrainConfig):
+                run_first = partial(run, name="mae-folder")
+                chosen = with_encoder(config, folder, processes, parts, permission, run_first)
+                if isinstance(chosen, Path):
+                    return Run(chosen, parts, False, report)
+                config = chosen
+            try:
+                complete = run(config, folder, name, state)
+            except StoppedAfterLastStep:
+                begun.clear()  # nothing is left to resume
+                raise
     finally:
         processes.close()
     return Run(folder, parts, complete, report)
