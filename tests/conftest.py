@@ -1,9 +1,11 @@
 import os
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 import torch
+import typer.main
 from hypothesis import settings
 
 from tests.support import fork_server, libraries
@@ -19,6 +21,9 @@ torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
+
+# Typer builds all commands for every call, which takes as long as most tests of a command.
+build_command = cache(typer.main.get_command)
 
 QUICK_SECONDS = 3.0
 UNLIMITED = ("slow", "interpreter", "distributed", "cuda")
@@ -80,6 +85,8 @@ def _as_in_a_new_process(monkeypatch):
 def here(capsys, monkeypatch):
     """Run a command in this process, without the two seconds that a new process needs to import torch."""
     from driftgen.cli import main
+
+    monkeypatch.setattr(typer.main, "get_command", build_command)
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["driftgen", *map(str, words)])

@@ -1,6 +1,8 @@
 """Changes of a recipe's values, recipes of one's own, every way to get one wrong, and differences of two."""
 
 import re
+import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -8,6 +10,9 @@ import yaml
 from driftgen.errors import InputError
 from driftgen.training.config import PretrainConfig, TrainConfig
 from driftgen.training.recipes import differences, load_recipe, to_yaml
+from driftgen.training.recipes.yaml_files import _FastLoader, _load, _Loader
+
+ROOT = Path(__file__).parents[2]
 
 
 def wrong(*arguments, **options):
@@ -193,6 +198,30 @@ def test_wrong_files(recipe, text, message):
     said = wrong(path)
     assert said.startswith(path)
     assert message in said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(pytest.param(path.read_text(), id=path.stem) for path in (ROOT / "driftgen").rglob("*.yaml")),
+        "[2e-4, 1e3, .5, 1_000, 0x10, 010, +3, -.inf, .nan, ~, null, '', yes, on, 12:30, 2020-01-01, True]",
+        "base: &a {x: 1}\nother: {<<: *a, y: [1, *a]}\n",
+        "text: |\n  two\n  lines\nfolded: >-\n  one\n  line\n? key\n: value\n",
+    ],
+)
+def test_both_loaders_read_the_same(text):
+    fast, slow = (repr(_load(loader, text)) for loader in (_FastLoader, _Loader))  # nan is not equal to nan
+    assert fast == slow
+
+
+def test_deep_nesting_is_one_line(recipe):
+    """It would overflow the stack of libyaml."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(400)  # an error at the usual limit takes a second
+    try:
+        assert "nested too deeply" in wrong(recipe("[" * 100_000))
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 def test_blame_goes_to_the_file_only_where_it_is_due(recipe):
