@@ -23,17 +23,24 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
+from PIL import Image
+
 ROOT = Path(__file__).parents[2]
-# Not huggingface_hub, which reads the environment at import, nor Triton, which reads TRITON_INTERPRET.
+# Not huggingface_hub, which reads the environment at import. torch._dynamo, which every optimizer imports,
+# imports Triton, which reads TRITON_INTERPRET: children must have the server's.
 PRELOAD = (
     "driftgen.cli",
     "driftgen.data.latent_encoding",
     "driftgen.pipeline",
     "driftgen.report.run_page",
     "driftgen.training.pretrain",
+    "driftgen.training.run",
     "driftgen.training.trainer",
+    "jinja2",
+    "torch._dynamo",
     "torch.distributed.checkpoint.state_dict",
 )
+INTERPRET = "TRITON_INTERPRET"
 CAPTURE = subprocess.PIPE
 seconds_of_children = 0.0  # CPU time of all children that have ended
 
@@ -53,6 +60,7 @@ class Child:
             "cwd": str(cwd or Path.cwd()),
             "env": {"OMP_NUM_THREADS": "1", **os.environ} if env is None else env,
         }
+        assert request["env"].get(INTERPRET) == os.environ.get(INTERPRET), f"{INTERPRET} of the server differs"
         self.returncode = None
         self._connection, theirs = socket.socketpair()
         pipes, sent = [], [theirs.fileno()]
@@ -194,8 +202,8 @@ def _serve(control):
     """Fork a supervisor for each child, until the other side is closed."""
     for name in PRELOAD:
         import_module(name)
+    Image.init()  # imports the readers and writers of all formats
     assert "huggingface_hub" not in sys.modules
-    assert "triton" not in sys.modules
     while True:
         message, descriptors, *_ = socket.recv_fds(control, 1, 4)
         if not message:

@@ -129,7 +129,7 @@ def test_two_that_share_train_as_one(tmp_path):
 
 
 def test_two_that_share_pretrain_as_one(tmp_path):
-    changes = ["optim.steps=10", "mae.finetune_steps=5", "mae.finetune_ramp=2"]
+    changes = ["optim.steps=10", "mae.finetune_steps=5", "mae.finetune_ramp=2", "output.metrics_every=5"]
     one, two = tmp_path / "one", tmp_path / "two"
     alone("pretrain", one, *changes)
     shared((two, "pretrain", *changes))

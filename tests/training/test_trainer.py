@@ -24,7 +24,7 @@ from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.loop import Loop
 from driftgen.training.recipes import load_recipe
 from tests.support.cases import slow_after
-from tests.support.fork_server import CAPTURE, start_driftgen
+from tests.support.fork_server import CAPTURE, run_ranks, start_driftgen
 from tests.support.runs import SMALL, Silent, config, final, run
 
 
@@ -177,13 +177,25 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
     assert (folder / "model" / "config.json").is_file()
 
 
+def start_by_torchrun(*program):
+    done = subprocess.run(
+        [sys.executable, *TORCHRUN, *program], capture_output=True, text=True, env=ENV, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 @pytest.mark.distributed
-def test_two_processes_train_as_one(tmp_path):
+@pytest.mark.parametrize(
+    "start",
+    [
+        pytest.param(lambda *program: run_ranks(program), id="environment"),
+        pytest.param(start_by_torchrun, id="torchrun", marks=pytest.mark.slow),
+    ],
+)
+def test_two_processes_train_as_one(tmp_path, start):
     changes = ["optim.steps=20", "output.metrics_every=1"]
     run(tmp_path / "one", *changes)
-    words = [sys.executable, *TORCHRUN, "-m", "driftgen", *command(tmp_path / "two", *changes)]
-    done = subprocess.run(words, capture_output=True, text=True, env=ENV, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    start("-m", "driftgen", *command(tmp_path / "two", *changes))
 
     def losses(folder):
         rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()[1:])
