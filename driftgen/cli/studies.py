@@ -81,6 +81,8 @@ def ablate(
         overrides=changes or (),
     )
     command = shlex.join(["driftgen", *sys.argv[1:]])
-    table = AblationStudy(plan, processes, device, evaluator, samples, command).run()
+    runs = AblationStudy(plan, processes, device, evaluator, samples, command)
+    table = runs.run()
     print(table.read_text(encoding="utf-8"))
     print(table)
+    runs.check_failures()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -51,7 +52,8 @@ class AblationStudy:
 
     A complete run is not trained again, a stopped one continues from its checkpoint. Runs that a study
     beside this one has completed with the same configuration are copied. The checkpoints of complete runs
-    are removed.
+    are removed. A run that fails does not stop the others: its row says why, :meth:`check_failures` raises
+    at the end, and the next call tries it again.
 
     Args:
         plan: study, base, cases and seeds.
@@ -86,10 +88,12 @@ class AblationStudy:
         samples = self.samples or self.plan.base.samples
         self.scorer = RunScorer(config.data, samples, self.evaluator, self.place)
         self.results: dict[str, RunResult] = {}
+        self.errors: dict[str, str] = {}  # reason by key of the run or encoder
 
     def run(self) -> Path:
         """Run every case and seed that has no result yet, and return the path of ``table.md``."""
         make_folder(self.plan.out)
+        self.results, self.errors = {}, {}
         jobs, needs = self._open_jobs()
         _ = self.scorer.reference  # missing data is an error now, not after the first run
         total = sum(job.config.optim.steps for job in jobs)
@@ -109,16 +113,43 @@ class AblationStudy:
             running: dict[str, Job] = {}
             while waiting or running:
                 for job in list(waiting):
-                    if workers.idle and needs[job.key] <= trained:
+                    lost = {ENCODER + name for name in needs[job.key]} & self.errors.keys()
+                    if lost:
+                        waiting.remove(job)
+                        self._fail(job, "; ".join(f"{key}: {self.errors[key]}" for key in sorted(lost)))
+                    elif workers.idle and needs[job.key] <= trained:
                         waiting.remove(job)
                         running[job.key] = job
                         workers.start(job)
                 for outcome in workers.events(show):
                     job = running.pop(outcome.key)
-                    self._finish(job, outcome)
-                    trained |= {outcome.key.removeprefix(ENCODER)}
+                    try:
+                        self._finish(job, outcome)
+                        trained |= {outcome.key.removeprefix(ENCODER)}
+                    except InputError as error:
+                        self._fail(job, str(error))
                     show(Progress(outcome.key, job.config.optim.steps))
         return self.plan.out / TABLE_MARKDOWN
+
+    def check_failures(self) -> None:
+        """Raise if a run of the last call failed, with the names of all that did."""
+        failed = [key for key in self.errors if not key.startswith(ENCODER)]
+        if failed:
+            count = len(self.plan.cases) * len(self.plan.seeds)
+            raise InputError(
+                f"{len(failed)} of {count} runs failed ({'; '.join(failed)}), the first with: "
+                f"{self.errors[failed[0]].rstrip('.')}; the same command tries only these again, see "
+                f"{self.plan.out / TABLE_MARKDOWN}"
+            )
+
+    def _fail(self, job: Job, reason: str) -> None:
+        """Keep the reason why a run has no result, for the table. The next call tries the run again."""
+        self.errors[job.key] = reason = " ".join(reason.split())
+        self._say(f"{job.key} failed: {reason}")
+        for case, seed in itertools.product(self.plan.cases, self.plan.seeds):
+            if self.plan.run_folder(case, seed) == job.folder:
+                self.results[job.key] = RunResult(case.label, seed, {}, error=reason)
+                self._write_table()
 
     def _open_jobs(self) -> tuple[list[Job], dict[str, set[str]]]:
         """Return the trainings that are left, encoders first, and the encoders that each one needs."""
@@ -146,8 +177,11 @@ class AblationStudy:
                 if _read_record(job.folder, job.config) is None and not self._copy_run(job):
                     jobs.append(job)
                     needs[job.key] = set(plan.encoders_of(case))
-                else:
+                    continue
+                try:
                     self._score(case, seed)
+                except InputError as error:
+                    self._fail(job, str(error))
         self._score_earlier()
         return jobs, needs
 
@@ -202,7 +236,7 @@ class AblationStudy:
     def _finish(self, job: Job, outcome: Outcome) -> None:
         """Record the end of a training, and score it."""
         if outcome.error is not None:
-            raise InputError(f"{outcome.key}: {outcome.error}")
+            raise InputError(outcome.error)
         if not outcome.complete:
             raise KeyboardInterrupt
         rows = read_metrics(job.folder / METRICS)[1]
@@ -210,18 +244,17 @@ class AblationStudy:
         record = {"seconds": seconds, "failed": outcome.failed, "warnings": list(outcome.warnings)}
         if job.key.startswith(ENCODER):
             if outcome.failed is not None:
-                raise InputError(f"{outcome.key}: {outcome.failed}")
+                raise InputError(outcome.failed)
             if not (job.folder / RUN_MODEL / MODEL_CONFIG).is_file():
                 raise InputError(f"{job.folder} has no {RUN_MODEL}: remove the folder and run again")
             self._say(f"{outcome.key}: {seconds:.0f} s")
         _write_json(job.folder / RECORD, record)
         shutil.rmtree(job.folder / CHECKPOINTS, ignore_errors=True)
-        for case in self.plan.cases:
-            for seed in self.plan.seeds:
-                if self.plan.run_folder(case, seed) == job.folder:
-                    result = self._score(case, seed)
-                    self._write_table()
-                    self._say(f"{outcome.key}: {self._summary(result)}, {seconds:.0f} s")
+        for case, seed in itertools.product(self.plan.cases, self.plan.seeds):
+            if self.plan.run_folder(case, seed) == job.folder:
+                result = self._score(case, seed)
+                self._write_table()
+                self._say(f"{outcome.key}: {self._summary(result)}, {seconds:.0f} s")
 
     def _score(self, case: Case, seed: int) -> RunResult:
         """Return the result of a complete run; it is scored unless this evaluator has scored it before."""

@@ -126,13 +126,8 @@ class Workers:
 
     def __enter__(self) -> Workers:
         if self.count > 1:
-            context = multiprocessing.get_context("spawn")
             for _ in range(self.count):
-                ours, theirs = context.Pipe()
-                process = context.Process(target=_serve, args=(theirs, self.threads), daemon=False)
-                process.start()
-                theirs.close()
-                self._processes[ours] = process
+                self._start_process()
         return self
 
     def __exit__(
@@ -162,6 +157,14 @@ class Workers:
                 process.kill()
                 process.join()
 
+    def _start_process(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs, self.threads), daemon=False)
+        process.start()
+        theirs.close()
+        self._processes[ours] = process
+
     @property
     def idle(self) -> int:
         """Number of jobs that can start now."""
@@ -178,6 +181,16 @@ class Workers:
         pipe.send(job)
         self._busy[pipe] = job.key
 
+    def _replace(self, pipe: Connection) -> Outcome:
+        """Start a process in place of one that has ended, and return the outcome of its job."""
+        self._processes.pop(pipe).join()
+        self._start_process()
+        return Outcome(
+            self._busy[pipe],
+            False,
+            error="its process ended without a result: use fewer --processes if memory ran out",
+        )
+
     def events(self, on_step: Callable[[Progress], None]) -> Iterator[Outcome]:
         """Wait until at least one job ends and yield outcomes; ``on_step`` receives the steps before."""
         if self.count == 1:
@@ -193,10 +206,7 @@ class Workers:
                 try:
                     message = ready.recv()
                 except (EOFError, OSError):
-                    raise InputError(
-                        f"the process that trained {self._busy.pop(ready)} ended without a result: "
-                        "run the same command to resume, with fewer --processes if memory ran out"
-                    ) from None
+                    message = self._replace(ready)
                 if isinstance(message, Progress):
                     on_step(message)
                 else:

@@ -117,6 +117,19 @@ def test_a_diverged_run_has_no_mean():
     assert row["runs"][0]["failed"] == "not finite"
 
 
+def test_a_run_that_could_not_run_counts_in_no_statistic():
+    broken = [RunResult("over y", seed, {}, error="no | space") for seed in (0, 1)]
+    results = [result("none", 0, 1.0), RunResult("none", 1, {}, error="no file"), *broken]
+    text = table_markdown(study(), study().cases, results, HEAD)
+    assert "| none | 1.00 | 0.500 | 1 |  |" in text
+    assert "- none, seed 1 failed: no file\n" in text
+    assert "| over y | failed: no \\| space |  | 0 | 8.92 |" in text
+    assert "Diverged" not in text
+    row = table_record(study(), study().cases, results, HEAD)["rows"][1]
+    assert row["metrics"]["FD-pixels"] is None
+    assert [run["error"] for run in row["runs"]] == ["no | space"] * 2
+
+
 def test_columns_of_several_guidance_strengths():
     both = study(guidance=[1.0, 2.0], columns=["distance", "distance@2", "recognized@2"])
     assert both.parsed_columns == [

@@ -60,7 +60,7 @@ class Child:
             "cwd": str(cwd or Path.cwd()),
             "env": {"OMP_NUM_THREADS": "1", **os.environ} if env is None else env,
         }
-        assert request["env"].get(INTERPRET) == os.environ.get(INTERPRET), f"{INTERPRET} of the server differs"
+        assert request["env"].get(INTERPRET) == os.environ.get(INTERPRET), "the server has another one"
         self.returncode = None
         self._connection, theirs = socket.socketpair()
         pipes, sent = [], [theirs.fileno()]

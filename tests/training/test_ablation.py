@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -227,12 +228,99 @@ def test_interrupted_command_stops_its_processes_which_save(tmp_path):
     assert len(list(tmp_path.rglob("step-*/checksum.json"))) == 2  # both workers saved their state
 
 
-def test_workers_report_a_wrong_configuration(tmp_path):
-    plan = tiny("style", tmp_path, overrides=(*TINY, "generator.options.depth=0"))
-    with pytest.raises(InputError, match="without, seed 0: generator: depth=0 is too small"):
-        study(plan).run()
+def one_case_that_cannot_run(folder):
+    """Write a study of three cases; the second starts from weights that are not there yet."""
+    cases = [
+        {"label": "plain", "changes": {"optim.lr": 1e-3}},
+        {"label": "broken", "changes": {"init": str(folder / "weights")}},
+        {"label": "fast", "changes": {"optim.lr": 3e-3}},
+    ]
+    text = {"title": "Three", "varies": "case", "bases": {"digits": {}}, "seeds": [0], "cases": cases}
+    (folder / "three.yaml").write_text(json.dumps(text))
+    return str(folder / "three.yaml")
+
+
+def test_one_case_that_cannot_run_leaves_the_others_alone(tmp_path, here):
+    words = ["ablate", one_case_that_cannot_run(tmp_path), "--out", tmp_path / "study", "--processes", "1"]
+    words += ["--samples", "20", *(word for change in TINY for word in ("--set", change))]
+    done = here(*words)
+    assert done.returncode == 2
+    reason = f"{tmp_path / 'weights'} does not exist"
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("driftgen: error: 1 of 3 runs failed (broken, seed 0), the first with: ")
+    assert "the same command tries only these again" in last
+    table = json.loads((tmp_path / "study" / "table.json").read_text())
+    plain, broken, fast = table["rows"]
+    assert reason in broken["runs"][0]["error"]
+    assert broken["metrics"]["FD-pixels"] is None
+    assert [row["metrics"]["FD-pixels"]["count"] for row in (plain, fast)] == [1, 1]
+    (line,) = re.findall(r"^\| broken \| (.*)", done.stdout, re.MULTILINE)
+    assert line.startswith("failed: ")
+    assert reason in line
+    assert line.endswith("| 0 |")
+
+    records = {path: path.stat().st_mtime_ns for path in tmp_path.rglob(RECORD)}
+    assert len(records) == 2
+    weights = next((tmp_path / "study" / "runs").glob("plain-*")) / "model"
+    shutil.copytree(weights, tmp_path / "weights")
+    done = here(*words)
+    assert done.returncode == 0, done.stderr
+    assert "failed" not in done.stdout
+    assert {path: path.stat().st_mtime_ns for path in records} == records
+    assert len(list(tmp_path.rglob(RECORD))) == 3
+
+
+def test_cases_without_their_encoder_fail(tmp_path):
+    """Cases that need no encoder run."""
+    changes = (*TINY, "encoder.mae.options.base_channels=16")
+    runs = study(tiny("encoders", tmp_path, ["mae-default", "raw-pixels"], changes, seeds=(0,)))
+    path = runs.run()
+    with pytest.raises(InputError, match=r"1 of 2 runs failed \(MAE \(default\), seed 0\), .* encoder mae: "):
+        runs.check_failures()
+    assert {case: len(found[0]) for case, found in figures(path).items()} == {
+        "raw pixels": 1,
+        "MAE (default)": 0,
+    }
+    assert "| MAE (default) | failed: encoder mae: mae.options.base_channels=16: " in path.read_text()
+
+
+def test_a_wrong_configuration_fails_every_run(tmp_path):
+    runs = study(tiny("style", tmp_path, overrides=(*TINY, "generator.options.depth=0")))
+    assert "| without | failed: generator: depth=0 is too small" in runs.run().read_text()
+    with pytest.raises(InputError, match=r"4 of 4 runs failed \(without, seed 0; .*: depth=0 is too small"):
+        runs.check_failures()
     with Workers(1) as workers:
         assert workers.idle == 1
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_fails_its_run_only(tmp_path):
+    plan = tiny("style", tmp_path, overrides=(*TINY, "optim.steps=100000"), seeds=(0,))
+    short = tiny("style", tmp_path, seeds=(1,))
+    jobs = [
+        Job(str(i), tmp_path / str(i), p.train_config(p.cases[0], i), "") for i, p in enumerate((plan, short))
+    ]
+    killed = []
+
+    def kill(progress):
+        if progress.key == "0" and not killed:
+            killed.append(next(workers._processes[pipe] for pipe, key in workers._busy.items() if key == "0"))
+            killed[0].kill()
+
+    with Workers(2) as workers:
+        outcomes = {}
+        for job in jobs:
+            workers.start(job)
+        while len(outcomes) < 2:
+            outcomes |= {outcome.key: outcome for outcome in workers.events(kill)}
+        assert outcomes["0"].error.startswith("its process ended without a result")
+        assert outcomes["1"].complete
+        assert workers.idle == 2
+        workers.start(Job("2", tmp_path / "2", short.train_config(short.cases[1], 0), ""))
+        workers.start(Job("3", tmp_path / "3", short.train_config(short.cases[1], 1), ""))
+        rest = {outcome.key for outcome in workers.events(kill)}
+        rest |= {outcome.key for outcome in workers.events(kill)}
+        assert rest == {"2", "3"}
 
 
 def test_scores_of_other_images(tmp_path):

@@ -129,12 +129,12 @@ def test_two_that_share_train_as_one(tmp_path):
 
 
 def test_two_that_share_pretrain_as_one(tmp_path):
-    changes = ["optim.steps=10", "mae.finetune_steps=5", "mae.finetune_ramp=2", "output.metrics_every=5"]
+    changes = ["optim.steps=6", "mae.finetune_steps=3", "mae.finetune_ramp=2", "output.metrics_every=3"]
     one, two = tmp_path / "one", tmp_path / "two"
     alone("pretrain", one, *changes)
     shared((two, "pretrain", *changes))
     assert_same(final(two), final(one), 3e-2)
     assert all(0.4 < share < 0.6 for pair in shares(two).values() for share in pair)
-    assert (two / "samples" / "step-0000010.png").is_file()
+    assert (two / "samples" / "step-0000006.png").is_file()
     found, expected = (dg.load_model(run / "model").state_dict() for run in (two, one))
     assert_same(found, expected, 3e-2)

@@ -23,10 +23,11 @@ class RunResult:
     Attributes:
         case: label of the case.
         seed: of the run.
-        figures: metrics by guidance α; empty if the run diverged.
+        figures: metrics by guidance α; empty if the run diverged or could not run.
         seconds: training time.
-        failed: why the run has no figures; None if it has.
+        failed: why the run diverged; None if it did not.
         warnings: health warnings of the run.
+        error: why the run could not be trained or scored; None if it could. It then counts in no statistic.
     """
 
     case: str
@@ -35,6 +36,7 @@ class RunResult:
     seconds: float = 0.0
     failed: str | None = None
     warnings: tuple[str, ...] = ()
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ def table_record(study: Study, cases: Sequence[Case], results: Sequence[RunResul
                         "seconds": round(run.seconds, 1),
                         "failed": run.failed,
                         "warnings": list(run.warnings),
+                        **({} if run.error is None else {"error": run.error}),
                     }
                     for run in sorted(runs, key=lambda run: run.seed)
                 ],
@@ -107,16 +110,22 @@ def table_markdown(study: Study, cases: Sequence[Case], results: Sequence[RunRes
     lines = [f"# {study.title}", ""]
     lines += [study.about, ""] if study.about else []
     lines += [_row(headings), _row(["---", *["---:"] * (len(headings) - 1)])]
+    failures: list[str] = []  # of single seeds
     for case in cases:
         runs = [result for result in results if result.case == case.label]
         cells = [_cell(s, d) for s, d in zip(spreads[case.label], digits, strict=True)]
+        errors = [run for run in runs if run.error is not None]
+        if errors and len(errors) == len(runs):
+            cells[0] = f"failed: {'; '.join(dict.fromkeys(str(run.error) for run in errors))}"
+        elif errors:
+            failures += [f"{case.label}, seed {run.seed} failed: {run.error}" for run in errors]
         paper = ["" if case.paper is None else f"{case.paper:.2f}"] if figures else []
-        lines.append(_row([case.label, *cells, str(len(runs)), *paper]))
+        lines.append(_row([case.label, *cells, str(len(runs) - len(errors)), *paper]))
     notes = [f"{case.label}: {case.note}" for case in cases if case.note]
     general = ["Mean ± standard deviation over seeds."]
     if any(run.failed for run in results):
         general.append("Diverged: gradients or samples were not finite.")
-    lines += ["", *(f"- {note}" for note in (*general, *head.notes, *notes))]
+    lines += ["", *(f"- {note}" for note in (*general, *failures, *head.notes, *notes))]
     if study.paper is not None:
         source = f"{study.paper.table}; {study.paper.metric}; {study.paper.setting}"
         lines.append(f"- Paper: {source}. Compare the ordering, not the values.")
