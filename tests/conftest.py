@@ -4,23 +4,9 @@ import sys
 from functools import cache
 
 import pytest
-import torch
 import typer.main
-from hypothesis import settings
 
 from tests.support import fork_server, libraries
-
-# Without a GPU the kernels run in Triton's interpreter. Triton reads this variable when it is imported, which
-# importing driftgen may do.
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-# One thread per process: tests run in several processes, and CPU time must not depend on the machine.
-torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
-
-# CI uses the same examples every time; local runs explore new ones.
-settings.register_profile("ci", derandomize=True)
-if os.environ.get("CI"):
-    settings.load_profile("ci")
 
 # Typer builds all commands for every call, which takes as long as most tests of a command.
 build_command = cache(typer.main.get_command)
@@ -30,13 +16,31 @@ UNLIMITED = ("slow", "interpreter", "distributed", "cuda")
 STARTED = pytest.StashKey[float]()
 
 
-def pytest_configure():
+def pytest_configure(config):
+    # The process that hands out tests to others imports nothing large: the others wait for it.
+    if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
+        return
+    import torch
+    from hypothesis import settings
+
+    # Without a GPU the kernels run in Triton's interpreter. Triton reads this variable when it is imported,
+    # which importing driftgen may do.
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+    # One thread per process: tests run in several processes, and CPU time must not depend on the machine.
+    torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
+    # CI uses the same examples every time; local runs explore new ones.
+    settings.register_profile("ci", derandomize=True)
+    if os.environ.get("CI"):
+        settings.load_profile("ci")
     # The package imports on first use, which the first test would have to pay for.
     import driftgen.model_io  # noqa: F401
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
+    import torch
+
     for item in items:
         if "_kernels_everywhere" in item.fixturenames:
             item.add_marker(pytest.mark.interpreter)
@@ -71,6 +75,8 @@ def pytest_runtest_call(item):
 
 @pytest.fixture(autouse=True)
 def _as_in_a_new_process(monkeypatch):
+    import torch
+
     from driftgen import model_io
 
     torch.manual_seed(0)

@@ -23,8 +23,6 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-from PIL import Image
-
 ROOT = Path(__file__).parents[2]
 # Not huggingface_hub, which reads the environment at import. torch._dynamo, which every optimizer imports,
 # imports Triton, which reads TRITON_INTERPRET: children must have the server's.
@@ -200,6 +198,8 @@ def _server():
 
 def _serve(control):
     """Fork a supervisor for each child, until the other side is closed."""
+    from PIL import Image
+
     for name in PRELOAD:
         import_module(name)
     Image.init()  # imports the readers and writers of all formats
