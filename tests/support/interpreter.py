@@ -1,6 +1,8 @@
 """Fixtures that run the tests of Triton kernels: on an NVIDIA GPU, or on the CPU in Triton's interpreter. A
 test file that imports them uses them."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,38 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 @pytest.fixture(autouse=True)
 def _kernels_everywhere(monkeypatch):
     monkeypatch.setattr(dispatch, "DEVICES", {"cuda", "cpu"})
+    if DEVICE == "cpu":
+        _patch_language_once(monkeypatch)
+
+
+def _patch_language_once(monkeypatch):
+    """Let the interpreter replace the language's functions once per kernel.
+
+    It looks for functions to replace at every call of a function inside a kernel, where all are replaced
+    already. That takes a third of the time of these tests.
+    """
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    if not hasattr(interpreter, "_LangPatchScope"):  # another version of Triton
+        return
+    patch = interpreter._patch_lang
+
+    def patch_once(function):
+        modules = _language_modules(function)
+        if modules and not any(tl.core.is_builtin(module.load) for module in modules):
+            return interpreter._LangPatchScope()  # with nothing to restore
+        return patch(function)
+
+    monkeypatch.setattr(interpreter, "_patch_lang", patch_once)
+
+
+@cache
+def _language_modules(function):
+    """Return the modules of Triton's language that a function sees."""
+    import triton.language as tl
+
+    return [value for value in function.__globals__.values() if value is tl or value is tl.core]
 
 
 @pytest.fixture(autouse=True, scope="module")
