@@ -1,3 +1,4 @@
+import gc
 import os
 import subprocess
 import sys
@@ -46,6 +47,12 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.interpreter)
         if item.get_closest_marker("cuda") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+def pytest_collection_finish():
+    # Modules and collected tests stay to the end: a full collection of garbage need not look at them.
+    gc.collect()
+    gc.freeze()
 
 
 def cpu_seconds():

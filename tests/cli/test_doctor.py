@@ -4,6 +4,7 @@ import ast
 import re
 import shlex
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,17 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optio
 SOURCES = [*(ROOT / "driftgen").rglob("*.py")]
 
 
+@cache
+def nodes(path):
+    """Return all nodes of the syntax tree of a file."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def imported():
     """Return the modules that the package imports, by statement or by name."""
     names = set()
     for path in (p for p in SOURCES if p.name != "doctor.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if isinstance(node, ast.Import):
                 names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
@@ -67,7 +74,7 @@ def test_commands_in_messages_exist():
     # Words after the name of the package in prose.
     prose = {"as", "from", "import", "latents", "model", "reference"}
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 assert set(words_after(node.value, "driftgen")) <= commands | prose, path
 
