@@ -55,6 +55,10 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_unconfigure():
+    gc.unfreeze()  # libraries complain about objects that are left at the end
+
+
 def cpu_seconds():
     """Return the CPU time of this process and of the children that have ended, without large imports."""
     return sum(os.times()[:4]) + fork_server.seconds_of_children - libraries.import_seconds

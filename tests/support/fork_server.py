@@ -25,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 # Not huggingface_hub, which reads the environment at import. torch._dynamo, which every optimizer imports,
-# imports Triton, which reads TRITON_INTERPRET: children must have the server's.
+# imports Triton, which reads TRITON_INTERPRET: a child must not set another one.
 PRELOAD = (
     "driftgen.cli",
     "driftgen.data.latent_encoding",
@@ -58,7 +58,8 @@ class Child:
             "cwd": str(cwd or Path.cwd()),
             "env": {"OMP_NUM_THREADS": "1", **os.environ} if env is None else env,
         }
-        assert request["env"].get(INTERPRET) == os.environ.get(INTERPRET), "the server has another one"
+        served = os.environ.get(INTERPRET)
+        assert request["env"].get(INTERPRET, served) == served, "start a new interpreter"
         self.returncode = None
         self._connection, theirs = socket.socketpair()
         pipes, sent = [], [theirs.fileno()]
