@@ -13,7 +13,7 @@ from driftgen.generators.observation_encoder import ObservationEncoder, is_image
 from driftgen.generators.transformer import ChunkTransformer
 from driftgen.generators.unet1d import UNet1D
 
-__all__ = ["CHUNK_GENERATORS", "METHODS", "PolicyNetwork"]
+__all__ = ["CHUNK_GENERATORS", "METHODS", "PolicyNetwork", "Statistics"]
 
 CHUNK_GENERATORS: dict[str, type[UNet1D] | type[ChunkTransformer]] = {
     "unet1d": UNet1D,
