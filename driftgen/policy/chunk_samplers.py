@@ -73,9 +73,11 @@ class DiffusionSampler:
         seed = int(noise[:1].flatten()[:1].view(torch.int32).item()) & 0x7FFFFFFF
         generator = torch.Generator(noise.device).manual_seed(seed)
         options: dict[str, Any] = {} if self.name == "ddim" else {"generator": generator}
+        # Images are encoded once, as in Diffusion Policy, not at every time step.
+        tokens = network.encode(observations)  # type: ignore[operator]
         chunks = noise
         for time in scheduler.timesteps:
-            predicted = network(chunks, observations, time.expand(len(chunks)).to(noise.device))
+            predicted = network(chunks, tokens, time.expand(len(chunks)).to(noise.device))
             chunks = scheduler.step(predicted.float(), time, chunks, **options).prev_sample
         return chunks
 
