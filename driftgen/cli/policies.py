@@ -204,6 +204,20 @@ def latency(
 
 
 @policy.command()
+def lerobot(
+    model: Annotated[str, typer.Argument(help="A run or a saved policy.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Folder to write.", show_default=False)],
+) -> None:
+    """Save a policy for LeRobot, with its processors. Needs lerobot.
+
+    lerobot-eval --policy.path=OUT loads it, see docs/policies.md.
+    """
+    from driftgen.policy.lerobot_export import export_for_lerobot
+
+    print(export_for_lerobot(model, out))
+
+
+@policy.command()
 def collect(
     task: Annotated[str, typer.Argument(help="lift", show_default=False)],
     episodes: Annotated[int, typer.Option(help="Demonstrations to store; failures are left out.")] = 200,
