@@ -36,6 +36,7 @@ DENSE = 0.1  # share of the candidates whose neighbors count as near
 ROLLOUTS = 100  # of the toy
 COLORS = {"drifting": "tab:blue", "diffusion": "tab:green", "regression": "tab:red"}
 FIGURE, RECORD = "spread.png", "spread.json"
+EVALUATOR = "chunks from one observation, beside the demonstrated chunks of the nearest observations"
 Array = NDArray[Any]
 
 
@@ -192,6 +193,7 @@ def compare_spread(
         "chunks": chunks,
         "noise_seed": seed,
         "policies": rows,
+        "evaluator": EVALUATOR,
         **provenance(command_line()),
         "device": environment(torch.device(device))["device"],
     }

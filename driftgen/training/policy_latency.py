@@ -25,6 +25,8 @@ from driftgen.training.recipes import load_recipe
 
 __all__ = ["latency_table", "measure_methods"]
 
+EVALUATOR = "median time of one call of predict, from observations to actions in host memory"
+
 
 class Method(NamedTuple):
     """A way to draw chunks: its name, the method of the network, and the scheduler of diffusion."""
@@ -80,7 +82,8 @@ def measure_methods(
                 }
             )
             progress(len(rows), measured.milliseconds)
-    record = {"rows": rows, **provenance(command_line()), "environment": environment(device)}
+    about = {**provenance(command_line()), "environment": environment(device)}
+    record = {"rows": rows, "evaluator": EVALUATOR, **about}
     print(latency_table(rows), end="")
     if out is not None:
         make_folder(out.parent)

@@ -1,7 +1,7 @@
 """A policy of driftgen as a policy of LeRobot; importing this package registers the type ``driftgen``.
 
 LeRobot finds the three parts of a policy by the names of their modules: ``configuration_``, ``modeling_`` and
-``processor_driftgen``. The package needs ``lerobot``; the rest of driftgen does not.
+``processor_driftgen``. Only this package needs ``lerobot``.
 """
 
 from driftgen.policy.lerobot.configuration_driftgen import DriftgenConfig

@@ -1,4 +1,4 @@
-"""Conversion of a saved policy of driftgen to a policy of LeRobot, with its processors."""
+"""Conversion of a saved policy, with its processors, for LeRobot."""
 
 from __future__ import annotations
 

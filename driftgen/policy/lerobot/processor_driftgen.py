@@ -62,7 +62,8 @@ def lerobot_statistics(
 ) -> dict[str, dict[str, Tensor]]:
     """Return statistics of a :class:`~driftgen.generators.policy_network.PolicyNetwork` as LeRobot has them.
 
-    A constant dimension gets a range of 2 around its value: LeRobot then shifts it only, as driftgen does.
+    A constant dimension gets a range of 2 around its value: LeRobot then only shifts it, as
+    :class:`~driftgen.policy.processor.MinMax` does.
     """
     result = {}
     for key, entry in statistics.items():
