@@ -21,7 +21,7 @@ KNOWS = {
     "evaluation": {
         *("data", "drift", "features", "generators", "interop", "ops", "support", "tokenizers"),
     },
-    "policy": {"features", "generators", "interop", "ops", "support"},
+    "policy": {"drift", "features", "generators", "interop", "ops", "support"},
     "model_io": {"features", "generators", "interop", "ops", "support"},
     "interop": {"features", "generators", "ops", "support"},
     "pipeline": {"features", "generators", "interop", "ops", "support", "tokenizers"},

@@ -78,6 +78,12 @@ PICTURES = (
         "identifiability/identifiability.json",
     ),
     Picture(
+        "policy/two-ways/spread.png",
+        "**One observation, two ways around an obstacle** (gray). Drifting and diffusion draw both, "
+        "regression drives between them.",
+        "policy/two-ways/spread.json",
+    ),
+    Picture(
         "tokenizer-taef2/reconstructions.png",
         "**A tiny autoencoder** (taef2): real 64-pixel images above, reconstructions below, "
         "{figures[psnr_db][mean]:.1f dB} PSNR.",

@@ -27,6 +27,7 @@ from tools import (
     evaluator_tables,
     gallery,
     parameter_table,
+    policy_tables,
     speed_tables,
 )
 from tools.records import Results
@@ -54,6 +55,8 @@ TABLES: dict[str, Table] = {
     "evaluator-ways": evaluator_tables.evaluator_ways,  # results/evaluator/README.md, docs/evaluation.md
     "evaluator-time": evaluator_tables.evaluator_time,  # results/evaluator/README.md
     "ablations": ablation_tables.summary,  # results/ablations/README.md
+    "policy-spread": policy_tables.spread,  # results/policy/README.md, docs/policies.md
+    "policy-latency": policy_tables.latency,  # results/policy/README.md, docs/policies.md
     "h200-loss": speed_tables.loss,  # results/speed-h200/README.md, as are all below
     "h200-step": speed_tables.step,
     "h200-parts": speed_tables.parts,

@@ -140,6 +140,84 @@ def rollout(
 
 
 @policy.command()
+def spread(
+    runs: Annotated[
+        list[str],
+        typer.Argument(help="Training runs on the same demonstrations.", show_default=False, metavar="RUN"),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("runs/policy-spread"),
+    chunks: Annotated[int, typer.Option(help="Chunks that each policy draws.")] = 64,
+    seed: Annotated[int, typer.Option(help="Seed of the noise.")] = 0,
+    window: Annotated[
+        int | None, typer.Option(help="Training window to observe. Default: the most ambiguous one.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Demonstrations. Default: those of the first run.")] = None,
+    scheduler: Scheduler = None,
+    device: Device = None,
+) -> None:
+    """Draw the chunks of several policies from one ambiguous observation, side by side.
+
+    The observation is the one after which demonstrators went the most
+    different ways. Writes spread.png and spread.json.
+    """
+    from driftgen.support.distributed import choose_device
+    from driftgen.training.chunk_spread import compare_spread
+
+    compare_spread(
+        runs,
+        out,
+        chunks=chunks,
+        seed=seed,
+        window=window,
+        data=data,
+        scheduler=scheduler,
+        device=str(choose_device(device)),
+    )
+
+
+@policy.command()
+def latency(
+    recipes: Annotated[
+        list[str] | None,
+        typer.Argument(help="Recipes of policies.", metavar="RECIPE", show_default=False),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(help="Observations per call. Default: 1 and 50.")] = None,
+    repeats: Annotated[int, typer.Option(help="Timed calls of each row.")] = 30,
+    device: Device = None,
+) -> None:
+    """Time one chunk: drifting, DDIM with 10 and DDPM with 100 calls of the same network.
+
+    Takes the networks of recipes, pusht-state and pusht-image by default. Their
+    weights are random: time does not depend on them.
+    """
+    from driftgen.support.distributed import choose_device
+    from driftgen.training.policy_latency import measure_methods
+
+    measure_methods(
+        recipes or ["pusht-state", "pusht-image"],
+        out,
+        batches=batch or [1, 50],
+        repeats=repeats,
+        device=choose_device(device),
+    )
+
+
+@policy.command()
+def lerobot(
+    model: Annotated[str, typer.Argument(help="A run or a saved policy.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Folder to write.", show_default=False)],
+) -> None:
+    """Save a policy for LeRobot, with its processors. Needs lerobot.
+
+    lerobot-eval --policy.path=OUT loads it, see docs/policies.md.
+    """
+    from driftgen.policy.lerobot_export import export_for_lerobot
+
+    print(export_for_lerobot(model, out))
+
+
+@policy.command()
 def collect(
     task: Annotated[str, typer.Argument(help="lift", show_default=False)],
     episodes: Annotated[int, typer.Option(help="Demonstrations to store; failures are left out.")] = 200,

@@ -13,7 +13,7 @@ from driftgen.generators.observation_encoder import ObservationEncoder, is_image
 from driftgen.generators.transformer import ChunkTransformer
 from driftgen.generators.unet1d import UNet1D
 
-__all__ = ["CHUNK_GENERATORS", "METHODS", "PolicyNetwork"]
+__all__ = ["CHUNK_GENERATORS", "METHODS", "PolicyNetwork", "Statistics"]
 
 CHUNK_GENERATORS: dict[str, type[UNet1D] | type[ChunkTransformer]] = {
     "unet1d": UNet1D,
@@ -123,8 +123,13 @@ class PolicyNetwork(nn.Module):
         for camera in self.encoder.cameras.values():
             camera.compile(dynamic=False)
 
+    def encode(self, observations: Mapping[str, Tensor]) -> Tensor:
+        """Return observation tokens ``[C, K, D]``, for several calls with the same observations."""
+        tokens: Tensor = self.encoder(observations)
+        return tokens
+
     def forward(
-        self, noise: Tensor, observations: Mapping[str, Tensor], time: Tensor | None = None
+        self, noise: Tensor, observations: Mapping[str, Tensor] | Tensor, time: Tensor | None = None
     ) -> Tensor:
         """Return chunks ``[C · N, T, A]``: N for each of C observation histories, adjacent.
 
@@ -132,10 +137,11 @@ class PolicyNetwork(nn.Module):
 
         Args:
             noise: ``[C · N, T, A]``.
-            observations: normalized states ``[C, K, S]`` and cropped images ``[C, K, h, w, 3]``.
+            observations: normalized states ``[C, K, S]`` and cropped images ``[C, K, h, w, 3]``, or their
+                tokens, see :meth:`encode`.
             time: diffusion time steps ``[C · N]``, for a network of method diffusion.
         """
-        condition = self.encoder(observations)
+        condition = observations if isinstance(observations, Tensor) else self.encode(observations)
         if len(condition) == 0 or len(noise) % len(condition):
             raise InputError(
                 f"noise has {len(noise)} chunks, observations have {len(condition)} rows: give a multiple"

@@ -1,18 +1,36 @@
-"""Figure of action chunks: generated ones beside the demonstrated one, for several observations."""
+"""Figures of action chunks: generated beside demonstrated ones, and several policies side by side."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from driftgen.policy.scenes import draw_scene
 from driftgen.support.atomic_write import atomic_write, make_folder
 
-__all__ = ["draw_chunks"]
+__all__ = ["Panel", "draw_chunks", "draw_comparison"]
 
 Array = NDArray[Any]
+
+
+class Panel(NamedTuple):
+    """Chunks of one source.
+
+    Attributes:
+        title: of the panel.
+        caption: below the panel.
+        chunks: ``[N, T, A]``.
+        color: of the lines.
+    """
+
+    title: str
+    caption: str
+    chunks: Array
+    color: str = "tab:blue"
 
 
 def draw_chunks(chunks: Array, demonstrated: Array, path: Path, columns: int = 3) -> Path:
@@ -50,3 +68,45 @@ def draw_chunks(chunks: Array, demonstrated: Array, path: Path, columns: int = 3
 
 def _plane(chunk: Array) -> tuple[Array, Array]:
     return (chunk[:, 0], chunk[:, 1]) if chunk.shape[1] > 1 else (np.arange(len(chunk)), chunk[:, 0])
+
+
+def draw_comparison(panels: Sequence[Panel], state: Array, environment: str | None, path: Path) -> Path:
+    """Draw the chunks of several sources from one observation to a PNG file, side by side on equal axes.
+
+    Args:
+        panels: chunks and titles.
+        state: last state of the observation ``[S]``.
+        environment: draws its scene, see :func:`~driftgen.policy.scenes.draw_scene`.
+        path: file to write.
+    """
+    from matplotlib.collections import LineCollection
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(2.9 * len(panels), 3.1), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False, sharex=True, sharey=True).ravel()
+    ends = np.concatenate([np.concatenate(_lines(panel.chunks)) for panel in panels])
+    low, high = ends.min(axis=0), ends.max(axis=0)
+    margin = 0.08 * (high - low).max() + 1e-6
+    for axis, panel in zip(axes, panels, strict=True):
+        draw_scene(axis, environment, state)
+        axis.add_collection(
+            LineCollection(_lines(panel.chunks), color=panel.color, alpha=0.45, linewidth=1.1, zorder=2)
+        )
+        starts = np.array([line[0] for line in _lines(panel.chunks)])
+        axis.plot(starts[:, 0], starts[:, 1], "o", color=panel.color, markersize=2.5, zorder=3)
+        axis.set_title(panel.title, fontsize=10)
+        axis.set_xlabel(panel.caption, fontsize=8)
+        axis.tick_params(labelsize=7)
+        axis.locator_params(nbins=4)
+        axis.set_xlim(low[0] - margin, high[0] + margin)
+        axis.set_ylim(low[1] - margin, high[1] + margin)
+        if panel.chunks.shape[2] > 1:
+            axis.set_aspect("equal", adjustable="box")
+    make_folder(path.parent)
+    with atomic_write(path) as scratch:
+        figure.savefig(scratch, format="png", dpi=120)
+    return path
+
+
+def _lines(chunks: Array) -> list[Array]:
+    return [np.stack(_plane(chunk), axis=1) for chunk in chunks]

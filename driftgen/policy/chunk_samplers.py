@@ -68,14 +68,17 @@ class DiffusionSampler:
 
     def __call__(self, network: nn.Module, noise: Tensor, observations: Mapping[str, Tensor]) -> Tensor:
         scheduler = self.scheduler
-        scheduler.set_timesteps(self.calls, device=noise.device)
+        scheduler.set_timesteps(self.calls)  # on the CPU: the scheduler reads each of them on the host
         # The variance noise of DDPM follows from the first noise, so that a seed gives the same chunk.
         seed = int(noise[:1].flatten()[:1].view(torch.int32).item()) & 0x7FFFFFFF
         generator = torch.Generator(noise.device).manual_seed(seed)
         options: dict[str, Any] = {} if self.name == "ddim" else {"generator": generator}
+        # Images are encoded once, as in Diffusion Policy, not at every time step.
+        tokens = network.encode(observations)  # type: ignore[operator]
         chunks = noise
-        for time in scheduler.timesteps:
-            predicted = network(chunks, observations, time.expand(len(chunks)).to(noise.device))
+        times = scheduler.timesteps[:, None].expand(-1, len(chunks)).to(noise.device)
+        for index, time in enumerate(scheduler.timesteps):
+            predicted = network(chunks, tokens, times[index])
             chunks = scheduler.step(predicted.float(), time, chunks, **options).prev_sample
         return chunks
 

@@ -14,7 +14,7 @@ from driftgen.errors import InputError
 from driftgen.generators.observation_encoder import is_image
 from driftgen.policy.episodes import Episodes
 
-__all__ = ["ACTION", "MinMax", "Processor", "measure_statistics"]
+__all__ = ["ACTION", "MinMax", "Processor", "center_crop", "image_bytes", "measure_statistics"]
 
 ACTION = "action"  # key of the actions in statistics
 CONSTANT = 1e-4  # a dimension with a smaller range is constant
@@ -94,7 +94,7 @@ class Processor:
                 )
             value = torch.as_tensor(observations[key])
             if is_image(key):
-                value = _as_bytes(key, value, shape)
+                value = image_bytes(key, value, shape)
             if tuple(value.shape[2:]) != tuple(shape):
                 raise InputError(
                     f"{key} has shape {list(value.shape)}, expected [batch, steps, "
@@ -122,7 +122,7 @@ def center_crop(images: Tensor, crop: Sequence[int] | None) -> Tensor:
     return images[..., top : top + crop[0], left : left + crop[1], :]
 
 
-def _as_bytes(key: str, images: Tensor, shape: Sequence[int]) -> Tensor:
+def image_bytes(key: str, images: Tensor, shape: Sequence[int]) -> Tensor:
     """Return images as uint8 ``[..., H, W, 3]``; LeRobot has floats in [0, 1] with channels first."""
     if images.ndim == len(shape) + 2 and images.shape[2] == 3 and tuple(images.shape[2:]) != tuple(shape):
         images = images.movedim(2, -1)

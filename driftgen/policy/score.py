@@ -88,7 +88,7 @@ def evaluate_policies(
         seed: of the policy's noise.
         max_steps: of an episode; those of the task if None.
         processes: that simulate; one per CPU core if None.
-        latency: True measures time and network calls per chunk.
+        latency: True measures time and network calls per chunk of the last checkpoint.
         command: to store with the result.
 
     Returns:
@@ -113,7 +113,7 @@ def evaluate_policies(
     known = _known_checkpoints(path, protocol)
     entries: list[dict[str, Any]] = []
     rollouts: list[Rollout] = []
-    for name, load in models:
+    for index, (name, load) in enumerate(models):
         policy = load()
         key = _identify(name, policy)
         rollouts = []
@@ -133,7 +133,7 @@ def evaluate_policies(
                 seconds = time.monotonic() - began
             entry = _entry(name, key, about, rollouts, seconds)
             entry |= dict(zip(("horizon", "observed", "executed"), chunk_sizes(policy), strict=True))
-            if latency:
+            if latency and index == len(models) - 1:  # the same network for all
                 shapes = about.observations[preset]
                 entry["latency"] = [measure_latency(policy, shapes, batch=n).record() for n in (1, episodes)]
             device = torch.device(getattr(policy, "device", "cpu"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from driftgen.generators.policy_network import PolicyNetwork
+from driftgen.generators.policy_network import PolicyNetwork, Statistics
 from driftgen.interop.run_models import LIVE
 from driftgen.model_io import RUN_MODEL, save_model
 from driftgen.ops.compile import compile_parts
@@ -31,7 +31,7 @@ from driftgen.training.run_folder import check_run
 from driftgen.training.step_inputs import StepInputs, StepOutput
 from driftgen.training.summary import describe_network
 
-__all__ = ["PolicyTraining", "chunk_scores", "train_policy"]
+__all__ = ["PolicyTraining", "chunk_scores", "network_of", "train_policy"]
 
 # RNG stream ids
 WEIGHTS, NOISE, CROP, PROBE, TIME = range(5)
@@ -184,10 +184,17 @@ class PolicyTraining:
 
 def build_policy(config: PolicyConfig, draws: ChunkDraws) -> PolicyNetwork:
     """Build the network of a policy for demonstrations of these shapes."""
+    return network_of(config, draws.shapes, draws.episodes.actions.shape[1], draws.statistics)
+
+
+def network_of(
+    config: PolicyConfig, shapes: Mapping[str, Sequence[int]], action_size: int, statistics: Statistics
+) -> PolicyNetwork:
+    """Build the network of a configuration for given shapes of an observation and width of an action."""
     return PolicyNetwork(
-        draws.shapes,
-        draws.episodes.actions.shape[1],
-        draws.statistics,
+        shapes,
+        action_size,
+        statistics,
         horizon=config.horizon,
         observed=config.observed,
         executed=config.executed,

@@ -101,12 +101,20 @@ def test_ddim_recovers_a_known_chunk():
     """A network that knows the chunk predicts its noise exactly: every step stays on the line to it."""
     chunk = torch.rand(1, 4, 2) - 0.5
     sampler = DiffusionSampler("ddim")
+    encoded = []
 
-    def perfect(noisy, observations, time):
-        alpha = sampler.scheduler.alphas_cumprod[time][:, None, None]
-        return (noisy - alpha.sqrt() * chunk) / (1 - alpha).sqrt()
+    class Perfect(torch.nn.Module):
+        def encode(self, observations):
+            encoded.append(observations)
+            return torch.ones(1, 2, 3)
 
-    found = sampler(perfect, torch.randn(5, 4, 2), {})
+        def forward(self, noisy, tokens, time):
+            assert tokens.shape == (1, 2, 3)
+            alpha = sampler.scheduler.alphas_cumprod[time][:, None, None]
+            return (noisy - alpha.sqrt() * chunk) / (1 - alpha).sqrt()
+
+    found = sampler(Perfect(), torch.randn(5, 4, 2), {"observation.state": chunk})
+    assert len(encoded) == 1  # not at each of the 10 calls
     torch.testing.assert_close(found, chunk.expand(5, -1, -1), atol=1e-3, rtol=0)
     assert sampler.calls == 10
     assert TRAINING_STEPS == 100

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import traceback
 from importlib import import_module
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import driftgen as dg
 from driftgen.policy.episodes import Episodes
@@ -333,3 +335,32 @@ def test_neighbors_and_joint_groups_need_states():
         chosen = config(data={"kind": "memory"}, horizon=4, executed=2, **changes)
         with pytest.raises(dg.InputError, match="observations have images, but"):
             PolicyTraining(chosen, CPU, parts=parts)
+
+
+class _HostReads(TorchDispatchMode):
+    """Records who reads a value on the host, which a CUDA graph cannot capture."""
+
+    def __init__(self):
+        super().__init__()
+        self.callers = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if any(
+            word in str(function) for word in ("_local_scalar_dense", "nonzero", "masked_select", "unique")
+        ):
+            self.callers.append([frame.name for frame in traceback.extract_stack()])
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"batch": PolicyBatch(observations=6, generated=4, positives=2)}, {"method": "regression"}],
+)
+def test_a_step_reads_nothing_on_the_host(changes):
+    """Except for the check of the scale, which the loss makes on a CPU only."""
+    task = PolicyTraining(config(**changes), CPU)
+    inputs = task.draw(0)
+    with _HostReads() as reads:
+        task.compute(inputs)
+        task.draw(1)
+    assert all("check_scale" in names for names in reads.callers)
