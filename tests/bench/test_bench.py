@@ -310,7 +310,7 @@ def test_exponent():
         (["loss", "--groups", "0"], "groups=0 must be at least 1"),
         (["loss", "--width", "0"], "width=0 must be at least 1"),
         (["loss", "--width", "64,x"], "width='64,x': give a whole number or several"),
-        (["loss", "--negatives", "-1"], "negatives=-1 must not be below 0"),
+        (["loss", "--negatives", "-1"], "negatives=-1 must be at least 0"),
         (["loss", "--base", "8", "--width", "8"], "base and width are given"),
         (["loss", "--dtype", "float8"], "dtype='float8' is not known"),
         (["loss", "--device", "tpu"], "device=tpu"),

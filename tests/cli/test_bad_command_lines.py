@@ -70,6 +70,8 @@ def test_odd_values(tmp_path):
         ("train", "digits", "--set", "guidance.power=-1000"),
         ("train", "digits", "--set", "guidance.high=1e308"),
         ("train", "digits", "--set", "data.path=~nouser/x", "--set", "data.kind=images"),
+        ("bench", "loss", "--negatives", str(10**30)),
+        ("policy", "eval", "missing", "--checkpoints", "-1"),
         ("convert",),
         ("bench",),
     ],
