@@ -314,7 +314,7 @@ def test_exponent():
         (["loss", "--base", "8", "--width", "8"], "base and width are given"),
         (["loss", "--dtype", "float8"], "dtype='float8' is not known"),
         (["loss", "--device", "tpu"], "device=tpu"),
-        (["loss", "--device", "meta"], "device=meta is not supported: give --device cpu or --device cuda"),
+        (["loss", "--device", "meta"], "device=meta is not supported: choose from cpu, cuda"),
         (["loss", "--repeats", "0"], "repeats=0 must be at least 1"),
         (["loss", "--json", "{tmp}"], "is a folder: give a file"),
         (["loss", "--json", "{tmp}/file/x.json"], "cannot write json="),
