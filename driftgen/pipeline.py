@@ -275,8 +275,8 @@ class DriftPipeline:
         self, labels: int | str | Sequence[int | str] | Tensor | None = None, num_images: int | None = None
     ) -> list[int]:
         """Return the class index of each image of a call with these arguments."""
-        if num_images is not None and num_images < 1:
-            raise InputError(f"num_images={num_images} must be at least 1")
+        if num_images is not None and not 1 <= num_images <= 10**7:
+            raise InputError(f"num_images={num_images} must be from 1 to 10,000,000")
         if labels is None:
             given: Sequence[Any] = range(self.num_classes or 1)[:num_images]
         elif isinstance(labels, Tensor | np.ndarray):
@@ -395,6 +395,6 @@ def _not_compiled(error: RuntimeError) -> InputError:
 
 
 def _checked_guidance(alpha: float) -> float:
-    if not 1 <= alpha < float("inf"):
-        raise InputError(f"guidance={alpha} must be 1 (none) or more")
+    if not 1 <= alpha <= 1e6:
+        raise InputError(f"guidance={alpha} must be 1 (none) or more, at most 1e6")
     return float(alpha)

@@ -289,7 +289,7 @@ def test_an_encoder_is_not_a_generator():
         ({"guidance": 0.9}, "guidance=0.9 must be 1"),
         ({"guidance": float("nan")}, "guidance=nan must be 1"),
         ({"seed": -1}, "seed=-1 must be an integer from 0"),
-        ({"num_images": 0}, "num_images=0 must be at least 1"),
+        ({"num_images": 0}, "num_images=0 must be from 1 to"),
         ({"labels": [1, 2], "num_images": 1}, "num_images=1 is less than the 2 labels"),
         ({"output": "jpeg"}, "output='jpeg' is not known"),
     ],

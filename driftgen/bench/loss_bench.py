@@ -49,14 +49,11 @@ class Case:
     features: dict[str, tuple[int, int]]
 
     def __post_init__(self) -> None:
-        for name in ("groups", "generated", "positives"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}={getattr(self, name)} must be at least 1")
-        if self.negatives < 0:
-            raise InputError(f"negatives={self.negatives} must not be below 0")
-        for _, width in self.features.values():
-            if width < 1:
-                raise InputError(f"width={width} must be at least 1")
+        least = {"groups": 1, "generated": 1, "positives": 1, "negatives": 0}
+        sizes = [(name, getattr(self, name), low) for name, low in least.items()]
+        for name, size, low in (*sizes, *(("width", width, 1) for _, width in self.features.values())):
+            if not low <= size < 2**31:
+                raise InputError(f"{name}={size} must be at least {low} and below 2^31")
 
     @classmethod
     def single(cls, groups: int, generated: int, positives: int, negatives: int, width: int) -> Case:

@@ -18,6 +18,9 @@ from driftgen.errors import InputError
 
 __all__ = ["app", "main"]
 
+# In messages of torch's allocators.
+OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
+
 app = App(
     help="Drifting Models: one-step generators that map noise to a sample in one network call.",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -72,14 +75,27 @@ def main() -> None:
     except OSError as error:
         code = _fail(f"{error.strerror or error}: {error.filename}" if error.filename else str(error))
     except Exception as error:
-        # The class of usage errors differs between versions of typer and click; all have this method.
-        message = getattr(error, "format_message", None)
+        message = _describe(error)
         if message is None:
             raise
-        code = _fail(f"{message().rstrip('.')}; see 'driftgen --help'")
+        code = _fail(message)
     if code == 130:
         print("driftgen: interrupted", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _describe(error: Exception) -> str | None:
+    """Return one line for an error that the user can correct; None for a fault of the program."""
+    if isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY):
+        return f"out of memory ({str(error).splitlines()[0][:200] or 'MemoryError'}): lower the sizes"
+    # The class of usage errors differs between versions of typer and click; all have this method.
+    usage = getattr(error, "format_message", None)
+    if usage is not None:
+        return f"{usage().rstrip('.') or 'a command is missing'}; see 'driftgen --help'"
+    if type(error).__name__ == "ValidationError" and callable(problems := getattr(error, "errors", None)):
+        first = problems()[0]  # of pydantic, which this module does not import
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}, got {str(first['input'])[:100]}"
+    return None
 
 
 def _fail(message: str) -> int:

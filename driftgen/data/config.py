@@ -20,7 +20,7 @@ class Augment(Section):
     # Small random affine transforms, for datasets so small that a generator would memorize them.
     rotate: Annotated[float, Field(ge=0, le=180)] = 0.0  # degrees, in both directions
     zoom: Annotated[float, Field(ge=0, lt=1)] = 0.0  # factor 1 - zoom ... 1 + zoom
-    shift: Annotated[float, Field(ge=0)] = 0.0  # pixels, in both directions
+    shift: Annotated[float, Field(ge=0, le=1e4)] = 0.0  # pixels, in both directions
 
 
 class InMemory(Section):

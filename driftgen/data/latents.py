@@ -13,6 +13,7 @@ from driftgen.data.classes import choose
 from driftgen.data.latent_shards import AGAIN, ShardPlan, one_line, read_index
 from driftgen.errors import InputError
 from driftgen.support.rng import derive_generator
+from driftgen.support.user_paths import expand_user
 
 if TYPE_CHECKING:
     from driftgen.data.config import Data
@@ -39,7 +40,7 @@ class LatentCache:
     decodes = True  # reading is slow enough to prefetch
 
     def __init__(self, folder: str | Path, flip: bool = True) -> None:
-        self.folder, self.flip = Path(folder).expanduser(), flip
+        self.folder, self.flip = expand_user(folder), flip
         index = read_index(self.folder)
         self.class_names: list[str] = index["class_names"]
         self.tokenizer: dict[str, Any] = index["tokenizer"]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from driftgen.errors import InputError
+from driftgen.support.user_paths import expand_user
 
 __all__ = [
     "IMAGE_SUFFIXES",
@@ -64,7 +65,7 @@ class Place(NamedTuple):
 
 def locate(text: str) -> Place:
     """Return the kind and the files of a dataset."""
-    path = Path(text).expanduser()
+    path = expand_user(text)
     try:
         if path.is_dir():
             return _locate_folder(path)

@@ -15,6 +15,7 @@ from driftgen.errors import InputError
 from driftgen.evaluation.inception import FEATURES, load_inception
 from driftgen.model_io import load_any
 from driftgen.support.checksum import weights_checksum
+from driftgen.support.user_paths import expand_user
 
 __all__ = ["TF32", "Encoder", "load_encoder", "tf32", "wrap_encoder"]
 
@@ -71,7 +72,7 @@ def load_encoder(
     if str(name) == PIXELS:
         identity = {"encoder": PIXELS}
         return Encoder(PIXELS, f"FD-{PIXELS}", identity, lambda x: (x.flatten(1).float() / 255, None), place)
-    path = Path(name).expanduser()
+    path = expand_user(name)
     if path.suffix.lower() in WEIGHT_FILES:
         return _inception(path, place, force, fast)
     model = load_any(name).model

@@ -15,6 +15,7 @@ from driftgen.data.config import Augment, Data
 from driftgen.data.images import RealData, digits, open_images
 from driftgen.data.locate import SOURCES, is_shard
 from driftgen.errors import InputError
+from driftgen.support.user_paths import expand_user
 
 __all__ = ["DIGITS", "DIGITS_HELDOUT", "Shape", "load_bytes", "open_in_shape", "run_data"]
 
@@ -76,7 +77,7 @@ def _config(source: str, shape: Shape, resize: bool) -> Data:
     if source in (DIGITS, DIGITS_HELDOUT):
         folder = False
     else:
-        path = Path(source).expanduser()
+        path = expand_user(source)
         if not path.exists() and not is_shard(source):
             raise InputError(f"data {source} does not exist: give {SOURCES}, or {DIGITS}")
         folder = path.is_dir() or is_shard(source)

@@ -19,6 +19,7 @@ from driftgen.evaluation.real_images import DIGITS, DIGITS_HELDOUT, Shape, open_
 from driftgen.evaluation.reference import Reference, compute_reference, load_reference
 from driftgen.pipeline import DriftPipeline
 from driftgen.support.distributed import Distributed
+from driftgen.support.user_paths import expand_user
 
 __all__ = ["Track", "choose_encoder", "is_images", "open_images_like", "open_reference", "parse_guidance"]
 
@@ -45,7 +46,7 @@ def choose_encoder(
 
 def is_images(source: str) -> bool:
     """Return True if a source is images (an array, a folder, shards), and no model."""
-    place = Path(source).expanduser()
+    place = expand_user(source)
     if place.suffix.lower() in ARRAYS or source in (DIGITS, DIGITS_HELDOUT) or is_shard(source):
         return True
     return place.is_dir() and not any((place / name).exists() for name in MODEL_FILES)

@@ -103,6 +103,8 @@ def checkpoint_steps(run: Path) -> list[int]:
 
 def policies_of_run(run: str, count: int, options: LoadOptions) -> list[tuple[str, Callable[[], Policy]]]:
     """Return name and loader of the averaged weights of a run's last ``count`` checkpoints."""
+    if count < 1:
+        raise InputError(f"checkpoints={count} must be at least 1")
     steps = checkpoint_steps(Path(run))[-count:]
     if len(steps) < count:
         raise InputError(

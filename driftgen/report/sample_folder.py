@@ -20,6 +20,7 @@ from driftgen.support.sheets import Sheet, write_sheet
 __all__ = ["parse_labels", "write_latents", "write_samples"]
 
 RECORD, SHEET, LATENTS = "samples.json", "grid.png", "latents.safetensors"
+MOST_LABELS = 1_000_000  # in a range
 ON_SHEET = 100  # maximum number of images on the sheet
 LONGEST_NAME = 40  # characters of a class name in a file name
 
@@ -31,7 +32,10 @@ def parse_labels(text: str | None) -> list[int | str] | None:
     labels: list[int | str] = []
     for word in (w.strip() for w in text.split(",")):
         if span := re.fullmatch(r"(\d+)-(\d+)", word):
-            labels += range(int(span[1]), int(span[2]) + 1)
+            first, last = int(span[1]), int(span[2])
+            if not 0 <= last - first < MOST_LABELS:
+                raise InputError(f"labels={word}: a range has at least 1 and at most {MOST_LABELS:,} classes")
+            labels += range(first, last + 1)
         else:
             labels.append(int(word) if re.fullmatch(r"-?\d+", word) else word)
     return labels

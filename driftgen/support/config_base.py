@@ -6,12 +6,15 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["Count", "Natural", "Positive", "Section", "Share"]
+__all__ = ["Count", "Decay", "Natural", "Positive", "Real", "Section", "Share"]
 
-Count = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
+# Upper bounds keep every number exact in int64, and finite in float32 when a few of them are multiplied.
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Natural = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0, le=1e9)]
+Real = Annotated[float, Field(ge=-1e9, le=1e9)]
 
 
 class Section(BaseModel):

@@ -14,12 +14,17 @@ from driftgen.errors import InputError
 __all__ = ["Distributed", "choose_device"]
 
 
+DEVICES = ("cpu", "cuda", "mps", "xpu")  # types of devices that networks can run on
+
+
 def choose_device(name: str | None = None) -> torch.device:
     """Return the device of this name; by default a GPU if there is one, else the CPU."""
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError as error:
         raise InputError(f"device={name}: {str(error).splitlines()[0]}") from None
+    if device.type not in DEVICES:
+        raise InputError(f"device={name} is not supported: choose from {', '.join(DEVICES)}")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"device={name}: torch finds no NVIDIA GPU here, see driftgen doctor")
     return device

@@ -18,6 +18,7 @@ import torch
 from driftgen.data.config import Data
 from driftgen.errors import InputError
 from driftgen.model_io import RUN_MODEL, read_config
+from driftgen.support.user_paths import expand_user
 from driftgen.training.config import AUTO, Encoder, PretrainConfig, TrainConfig
 from driftgen.training.recipes import load_config, load_recipe, recipe_names
 from driftgen.training.recipes.yaml_files import read_mapping
@@ -196,5 +197,5 @@ def _same_data(one: Data, other: Data) -> bool:
     """Return True if two runs train on the same images at the same size."""
     if any(getattr(one, name) != getattr(other, name) for name in SAME_DATA):
         return False
-    paths = [None if d.path is None else Path(d.path).expanduser().resolve() for d in (one, other)]
+    paths = [None if d.path is None else expand_user(d.path).resolve() for d in (one, other)]
     return paths[0] == paths[1]

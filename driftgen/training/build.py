@@ -19,6 +19,7 @@ from driftgen.features.stack import DecodeFirst, Encoder, FeatureStack
 from driftgen.generators.base import Generator, Noise
 from driftgen.model_io import accepts, build_model, get_architecture, load_any
 from driftgen.policy.episodes import Episodes
+from driftgen.support.user_paths import expand_user
 from driftgen.tokenizers import Tokenizer, build_tokenizer
 from driftgen.training import config as c
 from driftgen.training.auto_encoder import pretrain_command
@@ -246,7 +247,7 @@ def check_encoder_paths(config: c.TrainConfig) -> None:
 
 def _is_missing_run(path: str) -> bool:
     """Return True for a local path that does not exist: one below a folder that exists, or below runs."""
-    place = Path(path).expanduser()
+    place = expand_user(path)
     if path.startswith("hf://") or place.exists():
         return False
     local = place.is_absolute() or path.startswith(("./", "../", "runs/"))

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from driftgen.data.config import Augment, Data, Queue
 from driftgen.model_io import get_architecture
-from driftgen.support.config_base import Count, Natural, Positive, Section, Share
+from driftgen.support.config_base import Count, Decay, Natural, Positive, Real, Section, Share
 
 __all__ = [
     "AUTO",
@@ -97,8 +97,8 @@ class Loss(Section):
     temperatures: Annotated[tuple[Positive, ...], Field(min_length=1)] = (0.02, 0.05, 0.2)
     kernel: str = "laplace"
     normalization: str = "both"
-    attraction: float = 1.0
-    repulsion: float = 1.0
+    attraction: Real = 1.0
+    repulsion: Real = 1.0
     normalize_features: bool = True
     normalize_drift: bool = True
     convention: Literal["release", "paper"] = "release"
@@ -107,9 +107,9 @@ class Loss(Section):
 class Guidance(Section):
     """Distribution of α: p(α) ∝ α^-power on [low, high], and α = 1 with probability ``no_guidance``."""
 
-    low: Annotated[float, Field(ge=1)] = 1.0
-    high: Annotated[float, Field(ge=1)] = 4.0
-    power: float = 3.0
+    low: Annotated[float, Field(ge=1, le=1e6)] = 1.0
+    high: Annotated[float, Field(ge=1, le=1e6)] = 4.0
+    power: Annotated[float, Field(ge=-20, le=20)] = 3.0
     no_guidance: Share = 0.0
 
 
@@ -119,7 +119,7 @@ class Batch(Section):
     """
 
     classes: Count = 64
-    generated: Annotated[int, Field(ge=2)] = 64
+    generated: Annotated[int, Field(ge=2, le=2**31 - 1)] = 64
     positives: Count = 64
     unconditional: Natural = 16
     micro: Count = 1  # micro-batches per step, to save memory
@@ -133,8 +133,8 @@ class Optimizer(Section):
     """
 
     lr: Positive = 2e-4
-    betas: tuple[Share, Share] = (0.9, 0.95)
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
+    weight_decay: Annotated[float, Field(ge=0, le=1e9)] = 0.01
     warmup: Natural = 5000
     clip: Positive = 2.0
     steps: Count = 30_000
@@ -153,10 +153,10 @@ class Output(Section):
     keep_last: Count = 2
     keep_every: Count | None = None  # checkpoints at multiples of this step are never deleted
     report_every: Count = 1000
-    sample_guidance: Annotated[float, Field(ge=1)] = 1.0
+    sample_guidance: Annotated[float, Field(ge=1, le=1e6)] = 1.0
     # Evaluate each average: samples against the training images, or an encoder on the images of eval_data.
     eval_every: Count | None = None
-    eval_samples: Annotated[int, Field(ge=2)] = 5000
+    eval_samples: Annotated[int, Field(ge=2, le=2**31 - 1)] = 5000
     # Default: the FID Inception of $DRIFTGEN_INCEPTION, else the run's own first encoder, else pixels.
     eval_encoder: str | None = None
     eval_reference: str | None = None  # statistics from driftgen eval stats, instead of the training images
@@ -182,7 +182,7 @@ class _Run(Section):
     data: Data = Data()
     tokenizer: dict[str, Any] | None = None  # options of driftgen.tokenizers.build_tokenizer
     optim: Optimizer = Optimizer()
-    ema: Annotated[tuple[Annotated[float, Field(ge=0, lt=1)], ...], Field(min_length=1)] = (0.999,)
+    ema: Annotated[tuple[Decay, ...], Field(min_length=1)] = (0.999,)
     # Decay min(d, (1 + t) / (10 + t)) at update t. A run keeps the value it started with.
     ema_warmup: bool = True
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -203,7 +203,7 @@ class TrainConfig(_Run):
     batch: Batch = Batch()
     queue: Queue = Queue()
     # Of a feature with more vectors (locations), each step compares this many, drawn at random. Null: all.
-    vectors: Annotated[int, Field(ge=1)] | None = None
+    vectors: Count | None = None
     checkpoint_blocks: bool = False
     # Compute the features of all real images once, and keep them on the device.
     cache_features: bool = False
@@ -250,5 +250,5 @@ class PretrainConfig(_Run):
     # Capture the step as a CUDA graph: one process on a GPU, micro=1.
     cuda_graph: bool = True
     mae: Masking = Masking()
-    ema: Annotated[tuple[Annotated[float, Field(ge=0, lt=1)], ...], Field(min_length=1)] = (0.9995,)
+    ema: Annotated[tuple[Decay, ...], Field(min_length=1)] = (0.9995,)
     fsdp: bool = False

@@ -16,6 +16,7 @@ from driftgen.errors import InputError
 from driftgen.interop.saved_config import model_options
 from driftgen.model_io import load_any, registered_name
 from driftgen.support.distributed import Distributed
+from driftgen.support.user_paths import expand_user
 from driftgen.training.auto_encoder import is_auto, pretrain_config
 from driftgen.training.build import Parts, build_mae
 from driftgen.training.config import MODULE, Encoder, TrainConfig
@@ -62,7 +63,7 @@ def name_recipe(argument: str | Path, task: Task = "train") -> NamedRecipe:
     packaged = {recipe.name for recipe in recipe_names()}
     if (isinstance(argument, str) and text in packaged) or path.suffix in (".yaml", ".yml"):
         return NamedRecipe(argument, (), path.stem)
-    if not path.expanduser().exists() and not is_pattern(text):
+    if not expand_user(path).exists() and not is_pattern(text):
         if "/" in text:
             raise InputError(
                 f"{text} does not exist: give a folder of images, a .yaml file, or a name of driftgen recipes"
@@ -79,7 +80,7 @@ def _name_files(path: Path) -> str:
 
     The run on ``photos-{000..009}.tar`` is ``photos``, that on ``photos/*.tar`` is ``photos``, too.
     """
-    place = path.expanduser().resolve()
+    place = expand_user(path).resolve()
     if place.exists():
         return place.stem if place.is_file() else place.name
     fixed = re.split(r"[*?\[{]", place.name)[0]

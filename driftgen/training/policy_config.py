@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from driftgen.errors import unknown_name
 from driftgen.generators.policy_network import CHUNK_GENERATORS
-from driftgen.support.config_base import Count, Natural, Positive, Section
+from driftgen.support.config_base import Count, Decay, Natural, Positive, Section
 from driftgen.training.config import Expect, Loss, Optimizer, Output
 
 __all__ = ["ChunkGenerator", "Demonstrations", "ImageObservations", "Joint", "PolicyBatch", "PolicyConfig"]
@@ -56,7 +56,9 @@ class PolicyBatch(Section):
     """Sizes of one step. Each observation history is a group of its own."""
 
     observations: Count = 256
-    generated: Annotated[int, Field(ge=2)] = 16  # chunks per observation; regression and diffusion have one
+    generated: Annotated[int, Field(ge=2, le=2**31 - 1)] = (
+        16  # chunks per observation; regression and diffusion have one
+    )
     # Chunks that attract: the demonstrated one, and those of the nearest observations of the training data.
     positives: Count = 1
     micro: Count = 1  # micro-batches per step, to save memory
@@ -89,7 +91,7 @@ class PolicyConfig(Section):
     batch: PolicyBatch = PolicyBatch()
     joint: Joint = Joint()
     optim: Optimizer = Optimizer(lr=1e-4, betas=(0.95, 0.999), weight_decay=1e-6, warmup=500, clip=10.0)
-    ema: Annotated[tuple[Annotated[float, Field(ge=0, lt=1)], ...], Field(min_length=1)] = (0.999,)
+    ema: Annotated[tuple[Decay, ...], Field(min_length=1)] = (0.999,)
     ema_warmup: bool = True
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False

@@ -133,7 +133,7 @@ def damaged(tmp_path):
         (["sample", "{pixel}", "--dtype", "int8"], "dtype='int8' is not known"),
         (["sample", "{pixel}", "--device", "warp"], "device=warp"),
         (["sample", "{pixel}", "--batch-size", "0"], "batch_size=0 must be at least 1"),
-        (["sample", "{pixel}", "-n", "0"], "num_images=0 must be at least 1"),
+        (["sample", "{pixel}", "-n", "0"], "num_images=0 must be from 1 to"),
         (["sample", "nowhere"], "nowhere does not exist: give a folder"),
         (["sample", "{tmp}"], "holds no model: config.json and model.safetensors"),
         (["sample", "{damaged}"], "ends too early: it is truncated; copy it again"),

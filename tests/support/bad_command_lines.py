@@ -1,0 +1,152 @@
+"""Command lines with one odd value each: for every option of every command, from typer's own description.
+
+Each command has a line that works and ends soon. A case changes one thing in it: the value of an option, an
+argument, or a key of the recipe.
+"""
+
+import os
+import random
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import typer.main
+from pydantic import BaseModel
+
+from driftgen.cli import app
+from driftgen.training.config import PretrainConfig, TrainConfig
+from driftgen.training.policy_config import PolicyConfig
+
+HUGE = str(10**30)
+NUMBERS = ["-1", "0", HUGE, "-" + HUGE, "1.5", "nan", "inf", "-inf", "1e300", "-1e300", "1e-300", "x", ""]
+LONG = "a" * 5000
+PATHS = ["", "missing", "folder", "text", "pipe", "/dev/null", "/dev/zero", "~nouser/x", LONG, "\n", "é"]
+TEXTS = ["", " ", "x", "-", "\n", "0-99999999999", "{", "[1", "../..", "\udcff", "meta", LONG, *NUMBERS]
+VALUES = [
+    "null", "-1", "0", "1", HUGE, "1.5", ".nan", ".inf", "1e300", "-1e300", "1e-300", "true", "x", "''", "[]",
+    "[1,1]", "{}", "{x: 1}", "[[1]]", "~nouser/x", "[.nan,.nan]", "a: b: c", "{", "&a [*a]",
+]  # fmt: skip
+
+BATCH = " ".join(
+    f"--set batch.{key}" for key in ("classes=2", "generated=2", "positives=2", "unconditional=1")
+)
+# Arguments of each command that works, in a folder of :func:`make_files`.
+LINES = {
+    name: None if line is None else line.split()
+    for name, line in {
+        "toy": "bimodal --steps 1 --samples 8 --positives 8 --out out",
+        "demo": None,  # trains for two minutes; its options are those of toy
+        "doctor": "",
+        "train": f"digits --set optim.steps=1 {BATCH} --device cpu --dry-run",
+        "pretrain": "mae-digits --set optim.steps=1 --set batch_size=4 --device cpu --dry-run",
+        "encode": "images.npz latents --tokenizer missing",
+        "recipes": "",
+        "sample": "digits --number 2 --out samples --device cpu",
+        "report": "missing",
+        "eval": "digits --data digits --encoder pixels --samples 70 --out eval --device cpu",
+        "neighbors": "digits --data digits --samples 10 --out neighbors --device cpu",
+        "ablate": "antisymmetry --list",
+        "convert official": "missing converted",
+        "convert to-official": "digits converted",
+        "convert shards": "digits converted",
+        "convert state": "missing converted",
+        "policy train": "two-ways --set optim.steps=1 --device cpu --dry-run",
+        "policy eval": "missing --device cpu",
+        "policy rollout": "missing --device cpu",
+        "policy collect": "missing",
+        "bench loss": "--groups 1 --generated 4 --positives 4 --negatives 0 --width 4 "
+        "--repeats 1 --device cpu",
+        "bench step": "--classes 1 --generated 2 --positives 2 --unconditional 1 --depth 1 --base 8 "
+        "--repeats 1 --device cpu",
+        "bench pretrain": "--recipe mae-digits --set batch_size=4 --repeats 1 --device cpu",
+        "bench sampling": "--preset 32px --batch 1 --mode eager --repeats 1 --device cpu",
+        "bench scaling": "--what nothing",
+    }.items()
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command line, and what is odd in it."""
+
+    words: tuple[str, ...]
+    odd: str
+
+
+def make_files(folder: Path) -> None:
+    """Make the files that the lines name."""
+    (folder / "folder").mkdir()
+    (folder / "text").write_text("text", encoding="utf-8")
+    os.mkfifo(folder / "pipe")
+    pixels = np.zeros((4, 8, 8, 3), np.uint8)
+    np.savez(folder / "images.npz", images=pixels, labels=np.arange(4))
+
+
+def commands() -> dict[str, Any]:
+    """Return every command by its words."""
+
+    def walk(group, names):
+        for name, command in group.commands.items():
+            if hasattr(command, "commands"):
+                yield from walk(command, (*names, name))
+            else:
+                yield " ".join((*names, name)), command
+
+    return dict(walk(typer.main.get_command(app), ()))
+
+
+def cases(limit: int | None = None, seed: int = 0) -> list[Case]:
+    """Return all cases, or ``limit`` of them drawn with a seed."""
+    found = [*_of_options(), *_of_recipes(), *_without_arguments()]
+    return found if limit is None else random.Random(seed).sample(found, min(limit, len(found)))
+
+
+def _without_arguments():
+    for name in ("convert", "policy", "bench", *commands()):
+        yield Case(tuple(name.split()), "nothing else")
+        yield Case((*name.split(), "--no-such-option"), "an unknown option")
+
+
+def _of_options():
+    for name, command in commands().items():
+        line = LINES[name]
+        if line is None:
+            continue
+        position = 0
+        for parameter in command.params:
+            is_option = parameter.param_type_name == "option"
+            place, position = position, position + (not is_option)
+            if parameter.name == "help" or getattr(parameter, "is_flag", False):
+                continue
+            for value in _values(command, parameter):
+                if is_option:
+                    words = (*name.split(), *line, parameter.opts[0], value)
+                else:
+                    words = (*name.split(), *line[:place], value, *line[place + 1 :])
+                yield Case(words, f"{parameter.name}={value[:40]!r}")
+
+
+def _values(command, parameter):
+    kind = typing.get_type_hints(command.callback)[parameter.name]
+    kinds = {kind, *typing.get_args(kind), *(a for k in typing.get_args(kind) for a in typing.get_args(k))}
+    if kinds & {int, float}:
+        return NUMBERS
+    return PATHS if Path in kinds else TEXTS
+
+
+def _of_recipes():
+    for name, model in (("train", TrainConfig), ("pretrain", PretrainConfig), ("policy train", PolicyConfig)):
+        for key in _keys(model):
+            for value in VALUES:
+                yield Case((*name.split(), *LINES[name], "--set", f"{key}={value}"), f"{name} {key}={value}")
+
+
+def _keys(model, prefix=""):
+    """Yield the keys of a configuration, with those of its sections."""
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        for kind in (field.annotation, *typing.get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from _keys(kind, f"{prefix}{name}.")
