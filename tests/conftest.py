@@ -34,7 +34,9 @@ def pytest_configure(config):
     settings.register_profile("ci", derandomize=True)
     if os.environ.get("CI"):
         settings.load_profile("ci")
-    # The package imports on first use, which the first test would have to pay for.
+    # The package and torch's optimizers import on first use, which the first test would have to pay for.
+    import torch._dynamo
+
     import driftgen.model_io  # noqa: F401
 
 

@@ -56,6 +56,9 @@ LINES = {
         "policy eval": "missing --device cpu",
         "policy rollout": "missing --device cpu",
         "policy collect": "missing",
+        "policy spread": "missing --device cpu",
+        "policy latency": "missing --device cpu",
+        "policy lerobot": "missing --out out",
         "bench loss": "--groups 1 --generated 4 --positives 4 --negatives 0 --width 4 "
         "--repeats 1 --device cpu",
         "bench step": "--classes 1 --generated 2 --positives 2 --unconditional 1 --depth 1 --base 8 "
