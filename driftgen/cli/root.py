@@ -15,6 +15,7 @@ from driftgen.cli.help_format import App
 from driftgen.cli.neighbors_command import neighbors
 from driftgen.cli.report_command import report
 from driftgen.errors import InputError
+from driftgen.support.lost_process import LostProcessError, is_lost_process
 
 __all__ = ["app", "main"]
 
@@ -65,20 +66,24 @@ app.add_typer(bench, name="bench")
 
 
 def main() -> None:
-    """Run the command. Wrong input prints one line and exits with code 2."""
+    """Run the command. Wrong input prints one line and exits with code 2, a lost process with code 1."""
     try:
         code: Any = app(standalone_mode=False)
     except InputError as error:
         code = _fail(str(error))
     except (KeyboardInterrupt, typer.Abort):  # typer raises Abort for Ctrl-C at a question
         code = 130
+    except LostProcessError as error:
+        code = _fail(str(error), 1)
     except OSError as error:
         code = _fail(f"{error.strerror or error}: {error.filename}" if error.filename else str(error))
     except Exception as error:
-        message = _describe(error)
-        if message is None:
+        if is_lost_process(error):
+            code = _fail(f"another process has ended: run the same command again ({_first_line(error)})", 1)
+        elif (message := _describe(error)) is not None:
+            code = _fail(message)
+        else:
             raise
-        code = _fail(message)
     if code == 130:
         print("driftgen: interrupted", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
@@ -87,7 +92,7 @@ def main() -> None:
 def _describe(error: Exception) -> str | None:
     """Return one line for an error that the user can correct; None for a fault of the program."""
     if isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY):
-        return f"out of memory ({str(error).splitlines()[0][:200] or 'MemoryError'}): lower the sizes"
+        return f"out of memory ({_first_line(error) or 'MemoryError'}): lower the sizes"
     # The class of usage errors differs between versions of typer and click; all have this method.
     usage = getattr(error, "format_message", None)
     if usage is not None:
@@ -98,6 +103,10 @@ def _describe(error: Exception) -> str | None:
     return None
 
 
-def _fail(message: str) -> int:
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "")[:200]
+
+
+def _fail(message: str, code: int = 2) -> int:
     print(f"driftgen: error: {' '.join(message.split())}", file=sys.stderr)
-    return 2
+    return code

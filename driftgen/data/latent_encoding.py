@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from driftgen.data.latent_shards import DTYPES, INDEX, ShardPlan, one_line
 from driftgen.errors import InputError, unknown_name
 from driftgen.support.atomic_write import atomic_write, make_folder
+from driftgen.support.folder_lock import LockFile
 from driftgen.support.rng import derive_generator
 
 if TYPE_CHECKING:
@@ -92,12 +92,14 @@ def encode_images(
         if on_step is not None:
             on_step(count, total)
 
-    with _locks(plan.folder / LOCK) as locked:
+    # Byte k is the lock of shard k, the byte after them that of the index. Without file locks (some network
+    # file systems) two processes of the same rank encode the same shards twice.
+    with LockFile(plan.folder / LOCK) as lock:
         for number in own:
             if number in complete:
                 progress(len(plan.rows(number)))
                 continue
-            with locked(number, False) as acquired:
+            with lock.locked(number) as acquired:
                 # Another run of the same command may be encoding this shard, or have finished it meanwhile.
                 if acquired and not plan.is_complete(number):
                     _encode_shard(data, tokenizer, plan, number, batch_size, progress)
@@ -105,7 +107,7 @@ def encode_images(
         if not remaining:
             record = plan.record(tokenizer.options(), data.class_names, data.shape)
             path = plan.folder / INDEX
-            with locked(plan.shards, True), _write_errors(path), atomic_write(path) as scratch:
+            with lock.locked(plan.shards, wait=True), _write_errors(path), atomic_write(path) as scratch:
                 scratch.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return remaining
 
@@ -152,37 +154,6 @@ def _write_errors(path: Path) -> Iterator[None]:
             f"{path} could not be written ({one_line(error)}): free disk space, then run the same command "
             "to resume"
         ) from None
-
-
-@contextmanager
-def _locks(path: Path) -> Iterator[Callable[[int, bool], Any]]:
-    """Yield a function that locks shard k through byte k of a file. Locks end with their process.
-
-    Without file locks (Windows, some network file systems) every lock succeeds, and two processes of the same
-    rank encode the same shards twice.
-    """
-    try:
-        import fcntl
-    except ImportError:
-        fcntl = None  # type: ignore[assignment]
-    with path.open("ab") as file:
-
-        @contextmanager
-        def locked(number: int, wait: bool) -> Iterator[bool]:
-            if fcntl is None:
-                yield True
-                return
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
-            except OSError as error:
-                yield error.errno not in (errno.EACCES, errno.EAGAIN)
-                return
-            try:
-                yield True
-            finally:
-                fcntl.lockf(file, fcntl.LOCK_UN, 1, number)
-
-        yield locked
 
 
 def _data_hash(data: RealData) -> str:

@@ -21,6 +21,7 @@ from driftgen.policy.environments import find_task, make_environment
 from driftgen.policy.lift_expert import LiftExpert
 from driftgen.policy.simulation import default_processes
 from driftgen.support.atomic_write import PARTIAL, atomic_write, make_folder
+from driftgen.support.folder_lock import hold_file
 from driftgen.support.progress import track
 from driftgen.support.provenance import command_line, provenance
 from driftgen.support.rng import derive_seed
@@ -87,12 +88,13 @@ def collect(
         raise InputError(f"--out {out}: name a file that ends in .hdf5")
     make_folder(out.parent)
     parts = out.with_name(out.name + PARTIAL)
-    _check_options(parts, {"task": task, "seed": seed, "images": images})
-    stored = _collect_parts(parts, task, episodes, seed, images, processes)
-    names = [path for path in stored if path.suffix == ".npz"]
-    with atomic_write(out) as scratch:
-        steps = _write_robomimic(scratch, task, names, images, seed)
-    shutil.rmtree(parts)
+    with hold_file(out):
+        _check_options(parts, {"task": task, "seed": seed, "images": images})
+        stored = _collect_parts(parts, task, episodes, seed, images, processes)
+        names = [path for path in stored if path.suffix == ".npz"]
+        with atomic_write(out) as scratch:
+            steps = _write_robomimic(scratch, task, names, images, seed)
+        shutil.rmtree(parts)
     return Collected(out, len(names), len(stored), steps)
 
 
@@ -162,7 +164,7 @@ def _attempt(parts: Path, task: str, images: bool, seed: int) -> Path:
         return success if success.exists() else failure
     arrays = demonstrate(_environment(task, "image" if images else "state"), task, seed)
     if arrays is None:
-        failure.touch()
+        failure.touch(exist_ok=False)
         return failure
     with atomic_write(success) as scratch:
         np.savez(scratch, allow_pickle=False, **arrays)

@@ -12,7 +12,8 @@ from driftgen.policy.policy_loading import LoadOptions, choose_task, load_policy
 from driftgen.policy.rollout import Policy, Rollout, run_rollouts
 from driftgen.policy.score import evaluate_policies, score_table
 from driftgen.policy.videos import check_video_path, choose_rollouts, save_stills, save_video, video_name
-from driftgen.support.atomic_write import atomic_write, make_folder
+from driftgen.support.atomic_write import atomic_write
+from driftgen.support.folder_lock import hold_folder
 from driftgen.support.provenance import command_line
 
 __all__ = ["run_policy_evaluation", "run_single_rollout"]
@@ -50,21 +51,22 @@ def run_policy_evaluation(
     else:
         raise InputError(f"--checkpoints {checkpoints} is for one run, {len(models)} models are named")
     task, preset = choose_task(loaders[-1][1](), options.task or _task_named(models[-1]))
-    folder = make_folder(Path("runs/policy-eval") / Path(models[-1]).name if out is None else out)
+    folder = Path("runs/policy-eval") / Path(models[-1]).name if out is None else out
     if videos:
         check_video_path(folder / "check.mp4")
     if videos or stills or _has_cameras(task, preset):
         check_rendering(task)
-    record, rollouts = evaluate_policies(
-        loaders, task.name, preset, folder, command=command_line(), **protocol
-    )
-    with atomic_write(folder / TABLE) as scratch:
-        scratch.write_text(score_table([(Path(models[-1]).name, record)]), encoding="utf-8")
-    print(_summary(task.title, record))
-    for rollout in choose_rollouts(rollouts, videos):
-        save_video(task.name, rollout, folder / VIDEOS / video_name(task.name, rollout))
-    if rollouts and stills:
-        save_stills(task.name, choose_rollouts(rollouts, stills), folder / STILLS)
+    with hold_folder(folder):
+        record, rollouts = evaluate_policies(
+            loaders, task.name, preset, folder, command=command_line(), **protocol
+        )
+        with atomic_write(folder / TABLE) as scratch:
+            scratch.write_text(score_table([(Path(models[-1]).name, record)]), encoding="utf-8")
+        print(_summary(task.title, record))
+        for rollout in choose_rollouts(rollouts, videos):
+            save_video(task.name, rollout, folder / VIDEOS / video_name(task.name, rollout))
+        if rollouts and stills:
+            save_stills(task.name, choose_rollouts(rollouts, stills), folder / STILLS)
     print(folder)
     return record
 

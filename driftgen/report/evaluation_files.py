@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from driftgen.evaluation.sweep import RESULT, Evaluation, check_request, evaluat
 from driftgen.pipeline import DriftPipeline
 from driftgen.support.distributed import Distributed
 from driftgen.support.dtype_names import parse_dtype
+from driftgen.support.folder_lock import hold_file, hold_folder
 from driftgen.support.progress import track
 
 __all__ = ["format_rows", "run_evaluation", "run_stats"]
@@ -51,8 +53,10 @@ def run_stats(
     if channels not in (1, 3):
         raise InputError(f"channels={channels}: 1 (gray) or 3 (color)")
     processes = Distributed.start(device)
-    try:
+    with ExitStack() as stack:
+        stack.callback(processes.close)
         encoder = choose_encoder(encoder_name, processes.device, force=force, fast=fast)
+        stack.enter_context(hold_file(target, processes))
         images = open_real(source, size, 1 if channels == 1 else 3)
         with track(f"{encoder.name} of {source}", images.count, "s", _console(processes)) as on_block:
             partial = target.with_suffix(".partial")
@@ -63,8 +67,6 @@ def run_stats(
             for file in target.parent.glob(f"{partial.name}-*"):
                 file.unlink()
         processes.barrier()
-    finally:
-        processes.close()
     return target
 
 
@@ -96,8 +98,10 @@ def run_evaluation(
         )
     processes = Distributed.start(device)
     console = _console(processes)
-    try:
+    with ExitStack() as stack:
+        stack.callback(processes.close)
         folder = out or Path("runs/eval") / (Path(source).name or "model")
+        stack.enter_context(hold_folder(folder, processes))
         encoder = choose_encoder(encoder_name, processes.device, force=force, fast=fast)
         pipe, images = None, None
         if is_images(source):
@@ -139,8 +143,6 @@ def run_evaluation(
                 )
         if processes.is_main:
             _show(record, folder, encoder)
-    finally:
-        processes.close()
     return record
 
 

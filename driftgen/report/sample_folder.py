@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from driftgen.errors import InputError
 from driftgen.pipeline import DriftPipeline
 from driftgen.support.atomic_write import atomic_write, make_folder
+from driftgen.support.folder_lock import hold_folder
 from driftgen.support.sheets import Sheet, write_sheet
 
 __all__ = ["parse_labels", "write_latents", "write_samples"]
@@ -58,7 +59,18 @@ def write_samples(
     ``on_step`` receives the number of images written and the network calls per image.
     """
     record = {**about, "guidance": guidance, "seed": seed, "labels": labels}
-    make_folder(out)
+    with hold_folder(out):
+        return _write_samples(pipe, out, labels, record, on_step)
+
+
+def _write_samples(
+    pipe: DriftPipeline,
+    out: Path,
+    labels: list[int],
+    record: dict[str, Any],
+    on_step: Callable[[int, float], None],
+) -> Path:
+    guidance, seed = record["guidance"], record["seed"]
     _claim(out / RECORD, record)
     digits = max(5, len(str(len(labels) - 1)))
     paths = [_image_path(out, f"{i:0{digits}d}", label, pipe.class_names) for i, label in enumerate(labels)]

@@ -2,35 +2,48 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from driftgen.errors import InputError
 
-__all__ = ["PARTIAL", "REPLACED", "atomic_folder", "atomic_write", "check_free", "honor_umask", "make_folder"]
+__all__ = [
+    "PARTIAL",
+    "REPLACED",
+    "SCRATCH",
+    "append_line",
+    "atomic_folder",
+    "atomic_write",
+    "check_free",
+    "honor_umask",
+    "make_folder",
+    "remove_scratch",
+]
 
-# Endings of folders that are being written, and of folders that are being replaced.
+# Endings of the parts of a file that takes several calls, and of folders that are being replaced.
 PARTIAL, REPLACED = ".partial", ".replaced"
+SCRATCH = ".partial-"  # beginning of the names of folders for what is being written
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path that replaces ``path`` on success and is deleted on failure.
 
-    An interrupted write leaves the old file or the new one, never a partial file. Its mode is that of the
-    umask, see :func:`honor_umask`.
+    An interrupted write leaves the old file or the new one, never a partial file. A link at ``path`` is
+    replaced, and its target is left alone. The mode of the file is that of the umask, see
+    :func:`honor_umask`.
     """
-    scratch = path.with_name(f"{path.stem}.partial{path.suffix}")
-    try:
+    with _scratch_folder(path) as folder:
+        scratch = folder / path.name
         yield scratch
         honor_umask(scratch)
         scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -38,26 +51,60 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield a new, empty folder that replaces ``path`` on success and is deleted on failure.
 
     An interrupted write leaves the old folder or the new one, complete. A folder takes two renames to be
-    replaced: a kill between them leaves the old one as ``NAME.replaced``, and the next write restores it.
+    replaced: a kill between them leaves the old one as ``NAME.replaced``, and the next write restores it. A
+    link at ``path`` is replaced, and its target is left alone.
     """
-    partial, replaced = (path.with_name(path.name + ending) for ending in (PARTIAL, REPLACED))
-    shutil.rmtree(partial, ignore_errors=True)
+    replaced = path.with_name(path.name + REPLACED)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _restore(path, replaced)
+    with _scratch_folder(path) as folder:
+        scratch = folder / path.name
+        scratch.mkdir()
+        try:
+            yield scratch
+            if os.path.lexists(path):
+                path.replace(replaced)
+            scratch.replace(path)
+        finally:
+            _restore(path, replaced)
+
+
+@contextmanager
+def _scratch_folder(path: Path) -> Iterator[Path]:
+    """Yield a new folder beside ``path`` that only this user can enter, and remove it.
+
+    Its name is random and it is created exclusively: what is written into it follows no link that somebody
+    else has made. Errors name ``path``.
+    """
+    folder = None
     try:
-        _restore(path, replaced)
-        partial.mkdir(parents=True)
-        yield partial
-        if path.exists():
-            path.replace(replaced)
-        partial.replace(path)
+        folder = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=path.parent))
+        yield folder
+    except OSError as error:
+        for name in ("filename", "filename2"):
+            inside = getattr(error, name)
+            if isinstance(inside, str | os.PathLike) and SCRATCH in os.fspath(inside):
+                setattr(error, name, str(path))
+        raise
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        _restore(path, replaced)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_scratch(folder: Path) -> None:
+    """Remove what killed writes left in a folder and in the folders in it. Nobody else may write there."""
+    for pattern in (f"{SCRATCH}*", f"*/{SCRATCH}*"):
+        for path in folder.glob(pattern):
+            if not path.is_symlink() and not path.parent.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _restore(path: Path, replaced: Path) -> None:
     """Remove a replaced folder, or rename it back if no other took its place."""
-    if replaced.exists():
-        if path.exists():
+    if replaced.is_symlink() or replaced.is_file():
+        replaced.unlink()  # a link or a file at the place of a folder is not restored
+    elif replaced.exists():
+        if os.path.lexists(path):
             shutil.rmtree(replaced, ignore_errors=True)
         else:
             replaced.replace(path)
@@ -71,13 +118,23 @@ def honor_umask(path: Path) -> None:
     if stat.S_IMODE(path.stat().st_mode) != 0o600:
         return
     # Python can only read the umask by changing it, which other threads would notice: create a file instead.
-    probe = path.with_name(f"{path.name}.mode")
-    probe.unlink(missing_ok=True)
-    try:
+    with _scratch_folder(path) as folder:
+        probe = folder / path.name
         probe.touch()
         path.chmod(stat.S_IMODE(probe.stat().st_mode))
-    finally:
-        probe.unlink(missing_ok=True)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a line to a file, which is created if needed. A link is an error, its target stays as it is."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    try:
+        handle = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise InputError(f"{path} is a link: replace it by the file it points to") from None
+        raise
+    with open(handle, "wb") as file:
+        file.write(f"{line}\n".encode())
 
 
 def make_folder(path: Path) -> Path:

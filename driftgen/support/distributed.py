@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -86,6 +88,21 @@ class Distributed:
         dist.all_reduce(value, dist.ReduceOp.MAX, group=self.group)
         return bool(value.item())
 
+    def run_main(self, work: Callable[[], None]) -> None:
+        """Do work in the main process. If it raises an InputError, every process raises the same one."""
+        message: list[str | None] = [None]
+        if self.is_main:
+            try:
+                work()
+            except InputError as error:
+                if self.group is None:
+                    raise
+                message = [str(error)]
+        if self.group is not None:
+            dist.broadcast_object_list(message, src=0, group=self.group, device=self.device)
+            if message[0] is not None:
+                raise InputError(message[0])
+
     def barrier(self) -> None:
         """Wait for all processes."""
         if self.group is not None:
@@ -94,4 +111,5 @@ class Distributed:
     def close(self) -> None:
         """Destroy the process group."""
         if self.group is not None and dist.is_initialized():
-            dist.destroy_process_group()
+            with suppress(RuntimeError):  # another process has ended
+                dist.destroy_process_group()

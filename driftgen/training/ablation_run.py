@@ -25,8 +25,9 @@ from driftgen.evaluation.ablations.run_scores import RunScorer
 from driftgen.evaluation.ablations.study import Case
 from driftgen.model_io import CONFIG as MODEL_CONFIG
 from driftgen.model_io import RUN_MODEL, save_model
-from driftgen.support.atomic_write import atomic_write, make_folder
+from driftgen.support.atomic_write import atomic_folder, atomic_write, make_folder
 from driftgen.support.distributed import Distributed
+from driftgen.support.folder_lock import hold_folder
 from driftgen.support.progress import track
 from driftgen.support.provenance import provenance
 from driftgen.support.rng import derive_seed
@@ -92,7 +93,10 @@ class AblationStudy:
 
     def run(self) -> Path:
         """Run every case and seed that has no result yet, and return the path of ``table.md``."""
-        make_folder(self.plan.out)
+        with hold_folder(self.plan.out):
+            return self._run()
+
+    def _run(self) -> Path:
         self.results, self.errors = {}, {}
         jobs, needs = self._open_jobs()
         _ = self.scorer.reference  # missing data is an error now, not after the first run
@@ -208,10 +212,8 @@ class AblationStudy:
         for record in sorted(self.plan.out.parent.glob(f"*/runs/*/{RECORD}")):
             config = record.parent / CONFIG
             if config.is_file() and config.read_text(encoding="utf-8") == text:
-                partial = job.folder.with_name(f"{job.folder.name}.partial")
-                shutil.rmtree(partial, ignore_errors=True)
-                shutil.copytree(record.parent, partial)
-                partial.replace(job.folder)
+                with atomic_folder(job.folder) as scratch:
+                    shutil.copytree(record.parent, scratch, dirs_exist_ok=True)
                 return True
         return False
 

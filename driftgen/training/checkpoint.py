@@ -228,7 +228,7 @@ def _bytes(tensor: Tensor) -> memoryview:
 def _write(path: Path, chunks: Chunks) -> dict[str, Any]:
     """Write and flush a file; return the length and checksum of the chunks."""
     digest, size = hashlib.sha256(), 0
-    with path.open("wb") as file:
+    with path.open("xb") as file:
         for chunk in chunks:
             file.write(chunk)
             digest.update(chunk)

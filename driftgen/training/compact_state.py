@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import re
-import shutil
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from driftgen.errors import InputError
-from driftgen.support.atomic_write import atomic_write, make_folder
+from driftgen.support.atomic_write import atomic_folder, atomic_write, make_folder
+from driftgen.support.folder_lock import is_empty
 from driftgen.support.sizes import parse_size, show_size
 from driftgen.training.checkpoint import Checkpoint, Checkpoints
 from driftgen.training.run_folder import CHECKPOINTS, CONFIG, METRICS
@@ -156,7 +156,7 @@ def place_state(state: str | Path, folder: Path, view: View) -> None:
     if checkpoints.steps:
         view.info(f"{folder} has a checkpoint: resuming it, state={state} is ignored")
         return
-    if folder.exists() and any(folder.iterdir()) and not (folder / CONFIG).is_file():
+    if not is_empty(folder) and not (folder / CONFIG).is_file():
         raise InputError(f"{folder} is not empty and holds no run: use another --out")
     found = read_state(state)
     make_folder(folder)
@@ -229,16 +229,9 @@ def _check_target(out: Path) -> None:
 
 def _replace(out: Path, files: Mapping[str, bytes]) -> None:
     """Write a complete folder, then let it take the place of the old one."""
-    partial, old = (out.with_name(f"{out.name}.{word}") for word in ("partial", "replaced"))
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    for name, content in files.items():
-        (partial / name).write_bytes(content)
-    if out.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        out.replace(old)
-    partial.replace(out)
-    shutil.rmtree(old, ignore_errors=True)
+    with atomic_folder(out) as scratch:
+        for name, content in files.items():
+            (scratch / name).write_bytes(content)
 
 
 def _checked_files(folder: Path) -> dict[str, bytes]:

@@ -18,6 +18,7 @@ from driftgen.errors import InputError, NotFiniteError
 from driftgen.interop.run_models import LIVE
 from driftgen.support.compile_times import record_compile_seconds
 from driftgen.support.distributed import Distributed
+from driftgen.support.folder_lock import hold_folder
 from driftgen.support.peak_memory import peak_memory
 from driftgen.support.provenance import command_line, environment
 from driftgen.support.signals import handle_signals
@@ -390,9 +391,10 @@ def run_task(
     ``header`` becomes the first line of ``metrics.jsonl``. The loop adds the weights that the previews, the
     saved model and the metrics of averaged weights belong to, the command and the environment.
     """
-    if distributed.is_main:
-        about = environment(distributed.device, distributed.world_size)
-        weights = f"EMA {float(config.ema[0])}"
-        create_run(folder, config, **header, weights=weights, command=command_line(), environment=about)
-    distributed.barrier()
-    return Loop(folder, config, task, distributed, view, report, str(header.get("recipe", ""))).run()
+    with hold_folder(folder, distributed):
+        if distributed.is_main:
+            about = environment(distributed.device, distributed.world_size)
+            weights = f"EMA {float(config.ema[0])}"
+            create_run(folder, config, **header, weights=weights, command=command_line(), environment=about)
+        distributed.barrier()
+        return Loop(folder, config, task, distributed, view, report, str(header.get("recipe", ""))).run()

@@ -1,12 +1,13 @@
-"""Read the ``metrics.jsonl`` of a run."""
+"""Read and repair the ``metrics.jsonl`` of a run."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
-__all__ = ["read_metrics"]
+__all__ = ["read_metrics", "repair_metrics"]
 
 
 def read_metrics(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -33,3 +34,25 @@ def read_metrics(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         elif isinstance(record.get("step"), int):
             rows[record["step"]] = record
     return header, [rows[step] for step in sorted(rows)]
+
+
+def repair_metrics(path: Path) -> bool:
+    """Repair the last line of a file that a kill or a full disk has cut; return False if no line is left.
+
+    A cut row is removed: otherwise the next row would continue its line, and both would be lost. A complete
+    row without its line break gets one.
+    """
+    if not path.is_file() or path.is_symlink():
+        return False
+    content = path.read_bytes()
+    last = content.rpartition(b"\n")[2]
+    if last:
+        try:
+            json.loads(last)
+        except (ValueError, RecursionError):
+            size = len(content) - len(last)
+            os.truncate(path, size)
+            return size > 0
+        with path.open("ab") as file:
+            file.write(b"\n")
+    return bool(content)

@@ -29,6 +29,7 @@ from driftgen.pipeline import DriftPipeline
 from driftgen.policy.drifting_policy import DriftingPolicy
 from driftgen.support.atomic_write import atomic_write
 from driftgen.support.distributed import Distributed
+from driftgen.support.folder_lock import check_not_held
 from driftgen.support.provenance import provenance
 from driftgen.support.rng import derive_generator
 from driftgen.training.build import NO_PARTS, Parts, build_features, make_tokenizer
@@ -277,6 +278,7 @@ def start_run(
             def run(config: RunConfig, folder: Path, name: str, state: str | Path | None = None) -> bool:
                 temperatures = () if isinstance(config, PretrainConfig) else config.loss.temperatures
                 shared: dict[str, Any] = {"name": name, "override": override, "report": report}
+                processes.run_main(partial(check_not_held, folder))
                 begun.append((config, folder, name))
                 with view(str(folder), config.optim.steps, temperatures, console=console) as shown:
                     for line in [line for line in notes(config, folder) if line not in told]:

@@ -10,9 +10,11 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from driftgen.errors import InputError
-from driftgen.support.atomic_write import atomic_write, make_folder
+from driftgen.support.atomic_write import append_line, atomic_write, make_folder
+from driftgen.support.folder_lock import is_empty
 from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.config import TrainConfig
+from driftgen.training.metrics_file import repair_metrics
 from driftgen.training.recipes import differences, load_config, load_recipe, to_yaml
 from driftgen.training.recipes.yaml_files import read_mapping
 from driftgen.training.task import LoopConfig, View
@@ -40,7 +42,7 @@ def check_run(folder: Path, config: Config, *, override: bool) -> Config:
     """
     path = folder / CONFIG
     if not path.is_file():
-        if folder.exists() and any(folder.iterdir()):
+        if not is_empty(folder):
             raise InputError(f"{folder} is not empty and holds no run: use another --out")
         return config
     task, expected = read_mapping(path).get("task", "train"), getattr(config, "task", "train")
@@ -63,14 +65,13 @@ def create_run(folder: Path, config: LoopConfig, **header: Any) -> None:
     make_folder(folder)
     with atomic_write(folder / CONFIG) as scratch:
         scratch.write_text(to_yaml(config), encoding="utf-8")
-    if not (folder / METRICS).exists():
-        (folder / METRICS).write_text(json.dumps({"header": header}) + "\n", encoding="utf-8")
+    if not repair_metrics(folder / METRICS):
+        append_line(folder / METRICS, json.dumps({"header": header}))
 
 
 def append_row(folder: Path, row: Mapping[str, Any]) -> None:
     """Append a row to the metrics of a run."""
-    with (folder / METRICS).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
+    append_line(folder / METRICS, json.dumps(row))
 
 
 def recorded_init(config: TrainConfig, folder: Path, view: View) -> TrainConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import torch.distributed as dist
 
 from driftgen.errors import InputError
 from driftgen.support.distributed import Distributed
+from driftgen.support.folder_lock import hold_folder
 from driftgen.training.auto_encoder import choose_encoder, is_auto, pretrain_command, pretrain_config
 from driftgen.training.build import NO_PARTS, Parts, build_mae, check_encoder_paths, open_data
 from driftgen.training.checkpoint import Checkpoints
@@ -160,22 +162,30 @@ def place_compact_state(
     view: View,
 ) -> None:
     """Place a compact state into the run's folder, if the run has this configuration."""
-    if processes.is_main:
-        path = Path(state) / CONFIG
+
+    def place() -> None:
+        path, expected = Path(state) / CONFIG, config
         if path.is_file() and not Checkpoints(folder / CHECKPOINTS).steps:
-            if isinstance(config, TrainConfig) and config.init is None:
-                config = config.model_copy(update={"init": getattr(load_recipe(path), "init", None)})
-            check_run(Path(state), config, override=override)
+            if isinstance(expected, TrainConfig) and expected.init is None:
+                expected = expected.model_copy(update={"init": getattr(load_recipe(path), "init", None)})
+            check_run(Path(state), expected, override=override)
         place_state(state, folder, view)
-    processes.barrier()
+
+    with hold_folder(folder, processes):
+        processes.run_main(place)
 
 
 def fresh_folder(name: str, processes: Distributed) -> Path:
-    """Return a folder in ``runs`` that does not exist yet; all processes agree on it."""
-    folder, i = Path("runs") / name, 1
+    """Return a folder in ``runs`` that does not exist yet; all processes agree on it.
+
+    After a restart by ``torchrun --max-restarts`` it is the folder of the attempt before.
+    """
+    folder, last, i = Path("runs") / name, None, 1
     while folder.exists():
-        i += 1
+        last, i = folder, i + 1
         folder = Path("runs") / f"{name}-{i}"
+    if last is not None and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
+        folder = last
     if processes.group is not None:
         shared: list[Any] = [folder]
         dist.broadcast_object_list(shared, src=0, group=processes.group)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from driftgen.support.lost_process import LostProcessError, is_lost_process
 from driftgen.support.signals import handle_signals
 from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.run_folder import CHECKPOINTS, CONFIG
@@ -62,6 +63,8 @@ def resume_hint(
 ) -> Iterator[None]:
     """Print how to resume when a signal ends the block, outside the loop or as the second one.
 
+    If another process of the group has ended, raise a LostProcessError that says the same.
+
     Args:
         run: returns the folder of the run that began last; None if no run has begun.
         command: returns what to type to resume.
@@ -73,10 +76,22 @@ def resume_hint(
     except KeyboardInterrupt:
         folder = run()
         if folder is not None and (folder / CONFIG).is_file():
-            steps = Checkpoints(folder / CHECKPOINTS).steps
-            saved = f"its last checkpoint is of step {steps[-1]}" if steps else "it has no checkpoint yet"
-            info(f"stopped {folder}: {saved}; run the same command to resume: {command()}")
+            info(f"stopped {folder}: {_saved_so_far(folder)}; run the same command to resume: {command()}")
         raise
+    except RuntimeError as error:
+        folder = run()
+        if folder is None or not is_lost_process(error):
+            raise
+        raise LostProcessError(
+            f"another process of {folder} has ended: {_saved_so_far(folder)}; its own message, or one of the "
+            f"system that stopped it, says why; run the same command to resume: {command()}"
+        ) from None
+
+
+def _saved_so_far(folder: Path) -> str:
+    """Return the last checkpoint of a run in words."""
+    steps = Checkpoints(folder / CHECKPOINTS).steps
+    return f"its last checkpoint is of step {steps[-1]}" if steps else "it has no checkpoint yet"
 
 
 def _interrupt(name: str) -> None:
