@@ -32,6 +32,22 @@ def choose_device(name: str | None = None) -> torch.device:
     return device
 
 
+def _join_group(backend: str, timeout: timedelta) -> None:
+    """Join the process group that the environment describes.
+
+    ``torchrun --max-restarts`` keeps one store for all attempts, and with it the addresses of processes that
+    have ended. A prefix keeps the attempts apart. The machines of a group may count their restarts
+    differently, so that only groups on one machine have it.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if attempt == "0" or os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:
+        dist.init_process_group(backend, timeout=timeout)
+        return
+    store, rank, world = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
+    prefixed = dist.PrefixStore(f"attempt-{attempt}", store)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=prefixed, rank=rank, world_size=world, timeout=timeout)
+
+
 @dataclass(frozen=True)
 class Distributed:
     """The processes that train together: one, unless ``torchrun`` started several.
@@ -65,7 +81,7 @@ class Distributed:
             chosen = torch.device("cuda", local)
             torch.cuda.set_device(chosen)
         backend = "nccl" if chosen.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(minutes=30))
+        _join_group(backend, timedelta(minutes=30))
         return cls(dist.get_rank(), world, chosen, dist.group.WORLD)
 
     @property
