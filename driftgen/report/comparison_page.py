@@ -89,6 +89,7 @@ def write_comparison(runs: Sequence[RunFiles], out: Path) -> Path:
         names=names,
         facts=_table([run.facts() for run in runs]),
         reals=_reals(names, runs),
+        notes=[f"{name}: {note}" for name, run in zip(names, runs, strict=True) for note in run.notes],
         **values,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,10 +14,13 @@ import yaml  # type: ignore[import-untyped]
 
 from driftgen.errors import InputError
 from driftgen.report.curves import LARGEST
-from driftgen.training.metrics_file import read_metrics
+from driftgen.report.run_rows import read_rows
 from driftgen.training.run_folder import CONFIG, METRICS, SAMPLES
 
 __all__ = ["RunFiles", "Warned", "format_value", "open_run", "read_run", "seconds_text"]
+
+
+EVALUATION = "evaluation.json"
 
 
 @dataclass(frozen=True)
@@ -36,11 +40,12 @@ class RunFiles:
     Attributes:
         folder: of the run.
         header: first line of ``metrics.jsonl``.
-        rows: the others, in the order of steps.
+        rows: the others, in the order of steps, see :func:`driftgen.report.run_rows.read_rows`.
         config_text: ``config.yaml``.
         config: its values.
         evaluation: ``evaluation.json``.
         sheets: step of each sheet in ``samples/``, and its path.
+        notes: files and lines that were left out, one sentence each.
     """
 
     folder: Path
@@ -50,6 +55,7 @@ class RunFiles:
     config: dict[str, Any]
     evaluation: dict[str, Any]
     sheets: dict[int, Path]
+    notes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -187,7 +193,7 @@ def read_run(folder: Path) -> RunFiles:
     """Read the files of a run, as far as they are there and readable."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder: give the folder of a run, such as runs/digits")
-    header, rows = read_metrics(folder / METRICS)
+    header, rows, skipped = read_rows(folder / METRICS)
     text = _text(folder / CONFIG)
     try:
         config = yaml.safe_load(text)
@@ -197,14 +203,23 @@ def read_run(folder: Path) -> RunFiles:
     for path in (folder / SAMPLES).glob("step-*.png"):
         if match := re.fullmatch(r"step-(\d+)", path.stem):
             sheets[int(match[1])] = path
+    evaluation = _json(folder / EVALUATION)
+    notes = []
+    if skipped:
+        lines = "1 line is" if skipped == 1 else f"{skipped:,} lines are"
+        notes.append(f"{lines} left out of {METRICS}: cut, or with values of another type.")
+    for name, damaged in ((CONFIG, not isinstance(config, dict)), (EVALUATION, evaluation is None)):
+        if damaged and os.path.lexists(folder / name):
+            notes.append(f"{name} is left out: it cannot be read.")
     return RunFiles(
         folder,
         header,
         rows,
         text,
         config if isinstance(config, dict) else {},
-        _json(folder / "evaluation.json"),
+        evaluation or {},
         dict(sorted(sheets.items())),
+        tuple(notes),
     )
 
 
@@ -216,6 +231,8 @@ def open_run(folder: Path) -> RunFiles:
             raise InputError(f"{folder} holds no run: {name} is missing; give a folder such as runs/digits")
     if not run.config:
         raise InputError(f"{folder / CONFIG} cannot be read: restore it, or start the run again")
+    if not run.rows and run.notes:
+        raise InputError(f"{folder}: {run.notes[0].rstrip('.')}; no row is left")
     if not run.rows:
         output = run.config.get("output")
         every = output.get("metrics_every") if isinstance(output, Mapping) else None
@@ -273,9 +290,9 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path) -> dict[str, Any] | None:
     try:
         record = json.loads(_text(path))
     except (ValueError, RecursionError):
-        return {}
-    return record if isinstance(record, dict) else {}
+        return None
+    return record if isinstance(record, dict) else None

@@ -86,6 +86,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
         sample_text=_sample_text(run, len(frames)),
         real=real,
         nearest_note=nearest_note,
+        notes=run.notes,
         command=command if isinstance(command, str) else "",
         environment=run.environment(),
         choices=run.choices(),
