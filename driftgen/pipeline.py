@@ -24,6 +24,7 @@ from driftgen.interop.saved_config import TOKENIZER, check_overwrite
 from driftgen.model_io import load_any, save_model
 from driftgen.ops.compile import compile_parts, new_parameters
 from driftgen.ops.cuda_graphs import GraphedFunction, check_compiler, static_shapes
+from driftgen.support.dense_tensors import check_seed
 from driftgen.support.images import to_pil, to_uint8
 from driftgen.tokenizers import SDVAE, Identity, Tokenizer, build_tokenizer
 
@@ -264,8 +265,7 @@ class DriftPipeline:
         """Check the arguments of a call, load the tokenizer that it needs, and return its α."""
         if output not in OUTPUTS:
             raise unknown_name("output", output, OUTPUTS)
-        if seed is not None and not 0 <= seed < 2**63:
-            raise InputError(f"seed={seed} must be an integer from 0 to 2^63 - 1")
+        check_seed("seed", seed)
         alpha = self.guidance if guidance is None else _checked_guidance(guidance)
         if output != "latent":
             _ = self.tokenizer

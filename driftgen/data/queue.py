@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from driftgen.errors import InputError
+from driftgen.support.dense_tensors import check_dense
 
 __all__ = ["SampleQueue", "draw_rows", "rank_in_class"]
 
@@ -38,6 +39,7 @@ class SampleQueue:
     def push(self, samples: Tensor, labels: Tensor) -> None:
         """Append ``samples [B, *shape]`` to the queues of their ``labels [B]``, in order."""
         self._check(labels)
+        check_dense("samples", samples)
         if samples.shape != (len(labels), *self.shape):
             raise InputError(
                 f"samples has shape {list(samples.shape)}, expected {[len(labels), *self.shape]}: "

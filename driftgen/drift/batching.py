@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from driftgen.errors import InputError
+from driftgen.support.dense_tensors import check_dense
 
 __all__ = ["Bucket", "Chunk", "as_features", "buckets_by_width", "constant"]
 
@@ -186,6 +187,8 @@ def _mismatch(where: str, tensor: Tensor, expected: Sequence[int], device: torch
 
 
 def _as_feature_set(argument: str, samples: Samples) -> dict[str, Tensor]:
+    for tensor in (samples,) if isinstance(samples, Tensor) else _tensors(samples):
+        check_dense(argument, tensor)
     if isinstance(samples, Tensor):
         if samples.ndim not in (2, 3):
             raise InputError(
@@ -202,6 +205,10 @@ def _as_feature_set(argument: str, samples: Samples) -> dict[str, Tensor]:
         if not valid or tensor.ndim != 4 or tensor.numel() == 0:
             raise _invalid_feature(f"{argument}[{name!r}]" if name else argument, name, tensor)
     return dict(sorted(samples.items())) if len(samples) > 1 else dict(samples)
+
+
+def _tensors(samples: Any) -> list[Tensor]:
+    return [t for t in samples.values() if isinstance(t, Tensor)] if isinstance(samples, Mapping) else []
 
 
 def _invalid_feature(where: str, name: Any, tensor: Any) -> InputError:

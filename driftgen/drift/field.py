@@ -15,6 +15,7 @@ from torch import Tensor
 from driftgen.drift.kernels import Kernel, farthest, get_kernel
 from driftgen.drift.normalization import MASKED, Affinity, Normalization, get_normalization
 from driftgen.errors import InputError
+from driftgen.support.dense_tensors import check_dense
 
 __all__ = ["displacement", "drift_coefficients", "drift_field", "medoid", "mmd_field", "pairwise_distance"]
 
@@ -224,6 +225,7 @@ def check_samples(argument: str, samples: Tensor) -> Tensor:
     """Return the samples in at least float32. Checks type, shape and, on a CPU, finiteness."""
     if not isinstance(samples, Tensor):
         raise InputError(f"{argument} must be a torch.Tensor, got {type(samples).__name__}")
+    check_dense(argument, samples)
     if not samples.is_floating_point():
         raise InputError(f"{argument} must hold floating-point numbers, got {samples.dtype}")
     if samples.ndim < 2 or samples.shape[-2] == 0 or samples.shape[-1] == 0:
@@ -285,6 +287,7 @@ def check_weight(argument: str, weight: Tensor) -> None:
     """Raise ``InputError`` unless the weights are a tensor of numbers from 0 to 1e8 (checked on a CPU)."""
     if not isinstance(weight, Tensor):
         raise InputError(f"{argument} must be a torch.Tensor, got {type(weight).__name__}")
+    check_dense(argument, weight)
     if weight.is_complex() or weight.dtype == torch.bool:
         raise InputError(f"{argument} must hold numbers, got {weight.dtype}")
     if weight.device.type == "cpu" and not ((weight >= 0) & (weight <= 1e8)).all():

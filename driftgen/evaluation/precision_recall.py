@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from driftgen.errors import InputError
+from driftgen.support.dense_tensors import check_dense
 
 __all__ = ["PrecisionRecall", "manifold_radii", "precision_recall", "squared_distances"]
 
@@ -70,6 +71,7 @@ def as_rows(argument: str, x: Tensor, least: int) -> Tensor:
 
     Apple's GPUs have no float64: rows of such a device move to the CPU.
     """
+    check_dense(argument, x)
     if x.ndim < 2 or len(x) < least:
         count = f"{least} row{'s' * (least > 1)}"
         raise InputError(f"{argument} has shape {list(x.shape)}, expected at least {count} of features")

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from driftgen.errors import InputError
+
 __all__ = ["RNGState", "derive_generator", "derive_seed"]
 
 
 def derive_seed(*numbers: int) -> int:
     """Derive a 63-bit seed. Equal numbers give equal seeds, similar numbers give unrelated seeds."""
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, Integral) or number < 0:
+            raise InputError(f"seed={number!r} must be an integer from 0 to 2^63 - 1")
     # The count is included because SeedSequence treats (5) and (5, 0) alike.
     return int(np.random.SeedSequence([len(numbers), *numbers]).generate_state(1, np.uint64)[0] >> 1)
 
