@@ -1,9 +1,12 @@
-"""Commands that resume in a folder: the second one in the same folder is told who holds it."""
+"""Commands that resume in a folder: the second one is told who holds it, and links in it lead nowhere."""
+
+import shutil
 
 import pytest
 
 import driftgen as dg
 from driftgen.generators import ImageMLP
+from driftgen.report.run_page import write_report
 from driftgen.support.folder_lock import hold_file, hold_folder
 from tests.support.held_folders import in_another_process
 from tests.support.runs import SMALL, run
@@ -44,3 +47,25 @@ def test_a_killed_holder_does_not_stop_the_next_run(tmp_path, holder):
     done, _ = run(tmp_path, "encoders=[]", "optim.steps=1")
     assert done
     assert not list(tmp_path.glob("*.lock"))
+
+
+def test_a_run_writes_nothing_through_links_in_its_folder(tmp_path):
+    folder, outside = tmp_path / "run", tmp_path / "outside"
+    run(folder, "encoders=[]", "optim.steps=1", report=write_report)
+    (outside / "model").mkdir(parents=True)
+    names = ["model", "model-live", "report.html", "report.partial.html", "config.yaml", "model.replaced"]
+    for name in names:
+        place = folder / name
+        if name == "config.yaml":
+            shutil.copy(place, outside / name)
+        elif not (outside / name).exists():
+            (outside / name).write_text("of somebody else")
+        if place.is_dir():
+            shutil.rmtree(place)
+        place.unlink(missing_ok=True)
+        place.symlink_to(outside / name)
+    before = {path: path.read_bytes() for path in outside.rglob("*") if path.is_file()}
+    run(folder, "encoders=[]", "optim.steps=2", report=write_report, override=True)
+    assert {path: path.read_bytes() for path in outside.rglob("*") if path.is_file()} == before
+    assert not any((outside / "model").iterdir())
+    assert not [name for name in names if name != "report.partial.html" and (folder / name).is_symlink()]

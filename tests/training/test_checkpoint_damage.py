@@ -66,6 +66,7 @@ def test_damage_is_named(two):
     for name, reason in (("record.json", "Expecting value"), ("state.safetensors", "header")):
         whole = (folder / name).read_bytes()
         sums = json.loads((folder / "checksum.json").read_text())
+        (folder / name).unlink()
         wrong = {**sums, name: checkpoint._write(folder / name, [b"xxxxxxxxxxxx"])}
         (folder / "checksum.json").write_text(json.dumps(wrong))
         assert step_of(two.load()) == 1
