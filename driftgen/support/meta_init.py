@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from driftgen.errors import InputError
+
 __all__ = ["on_meta_device"]
 
 # In-place initializers: functions of torch.nn.init and tensor methods.
@@ -19,6 +21,11 @@ INITIALIZERS = {
 }
 
 
+CREATORS = {"empty", "zeros", "ones", "tensor", "full", "arange", "randn", "rand"}
+# Tensors made per tensor of the file, and for small models. A network of the package makes fewer than 3.
+CREATED_PER_STORED, CREATED = 10, 2000
+
+
 class _SkipInitialization(TorchFunctionMode):
     """Skips in-place initialization of parameters.
 
@@ -26,11 +33,24 @@ class _SkipInitialization(TorchFunctionMode):
     which takes 1.5 s and 70 MB.
     """
 
+    def __init__(self, stored: int | None) -> None:
+        super().__init__()
+        self.limit = None if stored is None else CREATED + CREATED_PER_STORED * stored
+        self.stored, self.created = stored, 0
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if getattr(func, "__name__", None) in INITIALIZERS:
+        name = getattr(func, "__name__", None)
+        if self.limit is not None and name in CREATORS:
+            self.created += 1
+            if self.created > self.limit:
+                raise InputError(
+                    f"the options describe a network of more than {self.limit:,} tensors, the weights hold "
+                    f"{self.stored:,}: correct its depth"
+                )
+        if name in INITIALIZERS:
             target = args[0] if args else kwargs["tensor"]
             if isinstance(target, nn.Parameter):
                 return target
@@ -38,7 +58,11 @@ class _SkipInitialization(TorchFunctionMode):
 
 
 @contextmanager
-def on_meta_device() -> Iterator[None]:
-    """Build modules on the meta device, without memory; load a state dict with ``assign=True`` afterwards."""
-    with torch.device("meta"), _SkipInitialization():
+def on_meta_device(stored: int | None = None) -> Iterator[None]:
+    """Build modules on the meta device, without memory; load a state dict with ``assign=True`` afterwards.
+
+    ``stored`` is the number of tensors of the state dict. A network with many times as many is refused while
+    it is built: a depth of a billion would take days.
+    """
+    with torch.device("meta"), _SkipInitialization(stored):
         yield

@@ -31,6 +31,7 @@ from driftgen.support.progress import track
 from driftgen.support.provenance import provenance
 from driftgen.support.rng import derive_seed
 from driftgen.support.signals import handle_signals
+from driftgen.support.untrusted_files import read_json
 from driftgen.training.ablation_config import StudyPlan
 from driftgen.training.ablation_workers import Job, Outcome, Progress, Workers
 from driftgen.training.build import build_mae
@@ -348,11 +349,7 @@ def _read_record(folder: Path, config: Any) -> dict[str, Any] | None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise InputError(f"{path} is damaged: remove {path.parent} to run it again") from None
-    return record
+    return read_json(path, "the record of a run", f"remove {path.parent} to run it again", finite=False)
 
 
 def _write_json(path: Path, record: Any) -> None:

@@ -11,10 +11,10 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from driftgen.errors import InputError
+from driftgen.support.yaml_files import dump, plain, read_mapping, read_text
 from driftgen.training.config import PretrainConfig, TrainConfig
 from driftgen.training.policy_config import PolicyConfig
 from driftgen.training.recipes.overrides import change, split_override, unknown_keys
-from driftgen.training.recipes.yaml_files import dump, plain, read_mapping, read_text
 
 __all__ = [
     "COMMANDS",
