@@ -168,8 +168,7 @@ def build_model(
 
     ``if_accepted`` are further arguments for classes that have parameters of these names.
     """
-    accepted = {k: v for k, v in (if_accepted or {}).items() if accepts(entry, k)}
-    arguments = {**options, **accepted}
+    arguments = {**options, **{k: v for k, v in (if_accepted or {}).items() if accepts(entry, k)}}
     if preset is not None:
         from_preset = getattr(entry.model, "preset", None)
         if from_preset is None:
@@ -334,9 +333,10 @@ def _load(folder: Path, config: SavedConfig, verify: bool = True) -> nn.Module:
         entry = _by_saved_name(config.architecture)
     except InputError as error:
         raise InputError(f"{folder / CONFIG}: {error}") from None
+    stored = count_tensors(folder)
     try:
         # Constructors of other packages may compute buffers that no file holds.
-        with on_meta_device(count_tensors(folder)) if entry.built_in else nullcontext():
+        with on_meta_device(stored) if entry.built_in else nullcontext():
             model = build_model(entry, config.options)
     except Exception as error:
         raise InputError(

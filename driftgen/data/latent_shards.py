@@ -19,7 +19,7 @@ from torch import Tensor
 
 from driftgen.errors import InputError
 from driftgen.support.config_base import Count
-from driftgen.support.untrusted_files import open_safetensors, read_json
+from driftgen.support.untrusted_files import open_safetensors, read_json, shown
 
 __all__ = ["AGAIN", "CHECKSUMS", "DTYPES", "INDEX", "ShardPlan", "one_line", "read_index", "sample_checksums"]
 
@@ -145,7 +145,7 @@ def read_index(folder: Path) -> dict[str, Any]:
     if index.get("format") != FORMAT:
         raise InputError(f"{path} is not the index of a latent cache: choose another folder")
     if index.get("version") != VERSION:
-        raise InputError(f"{path} has version {index.get('version')!r}, expected {VERSION}: {AGAIN}")
+        raise InputError(f"{path} has version {shown(index.get('version'))}, expected {VERSION}: {AGAIN}")
     try:
         _Index.model_validate(index)
         options = _Options.model_validate_json(index["identity"]["options"])

@@ -21,7 +21,7 @@ from driftgen.interop.flax_msgpack import Stored, index_parameters, write_parame
 from driftgen.interop.mae_names import official_mae_arguments, official_mae_names, official_mae_options
 from driftgen.support.atomic_write import atomic_write
 from driftgen.support.meta_init import on_meta_device
-from driftgen.support.untrusted_files import named, read_json, reading
+from driftgen.support.untrusted_files import named, read_json, reading, shown
 
 __all__ = ["is_official", "load_official", "read_metadata", "save_official"]
 
@@ -109,7 +109,7 @@ def read_metadata(folder: Path) -> dict[str, Any]:
     if not isinstance(metadata.get("model_config"), dict):
         raise InputError(f"{path} holds no model_config")
     if metadata.get("kind") not in ("gen", "mae"):
-        raise InputError(f"{path} is of kind {metadata.get('kind')!r}, expected 'gen' or 'mae'")
+        raise InputError(f"{path} is of kind {shown(metadata.get('kind'))}, expected 'gen' or 'mae'")
     return metadata
 
 

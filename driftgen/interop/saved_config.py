@@ -13,7 +13,7 @@ from torch import nn
 import driftgen
 from driftgen.errors import InputError
 from driftgen.support.sharded_safetensors import WEIGHTS, check_files, file_checksum
-from driftgen.support.untrusted_files import read_json
+from driftgen.support.untrusted_files import read_json, shown
 
 __all__ = [
     "CARD",
@@ -75,7 +75,7 @@ def read_config(folder: Path) -> SavedConfig:
         raise InputError(f"{path} does not describe a driftgen model{_foreign(record)}")
     if record.get("version") != VERSION:
         raise InputError(
-            f"{path} has version {record.get('version')!r}, driftgen {driftgen.__version__} reads "
+            f"{path} has version {shown(record.get('version'))}, driftgen {driftgen.__version__} reads "
             f"version {VERSION}: update driftgen, or save the model again"
         )
     try:
@@ -127,5 +127,5 @@ def _foreign(record: Any) -> str:
     if isinstance(record, Mapping):
         for key in ("_class_name", "model_type", "architectures", "architecture"):
             if key in record:
-                return f": {key} is {record[key]!r}"
+                return f": {key} is {shown(record[key])}"
     return ""

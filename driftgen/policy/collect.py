@@ -24,7 +24,7 @@ from driftgen.support.atomic_write import PARTIAL, atomic_write, make_folder
 from driftgen.support.progress import track
 from driftgen.support.provenance import command_line, provenance
 from driftgen.support.rng import derive_seed
-from driftgen.support.untrusted_files import read_arrays, read_json
+from driftgen.support.untrusted_files import read_arrays, read_json, shown
 
 __all__ = ["Collected", "collect", "demonstrate"]
 
@@ -105,7 +105,8 @@ def _check_options(parts: Path, options: dict[str, Any]) -> None:
             scratch.write_text(json.dumps(options))
     elif (found := read_json(path, "options of a collection", f"remove {parts}")) != options:
         raise InputError(
-            f"{parts} holds an interrupted collection with {found}: repeat its options, or remove the folder"
+            f"{parts} holds an interrupted collection with {shown(found)}: repeat its options, or remove the "
+            "folder"
         )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,8 +12,9 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from driftgen.errors import InputError
+from driftgen.support.peak_memory import check_fits, total_memory
 
-__all__ = ["on_meta_device"]
+__all__ = ["check_network_size", "on_meta_device"]
 
 # In-place initializers: functions of torch.nn.init and tensor methods.
 INITIALIZERS = {
@@ -24,6 +26,7 @@ INITIALIZERS = {
 CREATORS = {"empty", "zeros", "ones", "tensor", "full", "arange", "randn", "rand"}
 # Tensors made per tensor of the file, and for small models. A network of the package makes fewer than 3.
 CREATED_PER_STORED, CREATED = 10, 2000
+LARGEST = 10_000  # tensors of a network; a DiT with 28 blocks has 500
 
 
 class _SkipInitialization(TorchFunctionMode):
@@ -55,6 +58,45 @@ class _SkipInitialization(TorchFunctionMode):
             if isinstance(target, nn.Parameter):
                 return target
         return func(*args, **kwargs)
+
+
+class _LimitSize(TorchFunctionMode):
+    """Stops a constructor whose tensors would not fit into the memory, or that makes too many."""
+
+    def __init__(self, copies: int) -> None:
+        super().__init__()
+        self.copies, self.bytes, self.created = copies, 0, 0
+        self.memory = total_memory(torch.device("cpu")) or math.inf
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", None) in CREATORS and isinstance(result, torch.Tensor):
+            self.created += 1
+            self.bytes += result.numel() * result.element_size()
+            if self.copies * self.bytes > self.memory:
+                what = "the network with its weights" + (", gradients and moments" if self.copies > 1 else "")
+                check_fits(what, self.copies * self.bytes, torch.device("cpu"), "lower its width or depth")
+            if self.created > LARGEST:
+                raise InputError(f"the network has more than {LARGEST:,} tensors: lower its depth")
+        return result
+
+
+def check_network_size(build: Callable[[], object]) -> None:
+    """Run a constructor on the meta device and raise if the network would not fit into the memory.
+
+    Training on a CPU also holds gradients and two moments; on a GPU, the weights alone are built in host
+    memory. The state of the random number generator does not change.
+    """
+    copies = 1 if torch.cuda.is_available() else 4
+    try:
+        with torch.random.fork_rng([]), on_meta_device(), _LimitSize(copies):
+            build()
+    except RuntimeError as error:
+        if "overflow" not in str(error) and "numel" not in str(error):
+            raise
+        raise InputError("the network has more weights than any memory holds: lower its sizes") from None
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from driftgen.errors import InputError
-from driftgen.support.peak_memory import total_memory
+from driftgen.support.peak_memory import check_fits
 from driftgen.support.sizes import show_size
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "read_tensors",
     "reading",
     "reason",
+    "shown",
 ]
 
 AGAIN = "copy it again"
@@ -80,7 +81,7 @@ def reason(error: BaseException) -> str:
     """Return the message of an error as one line, with its type where the message alone says little."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    text = " ".join(str(error).split())[:LONGEST]
+    text = str(error) if isinstance(error, InputError) else " ".join(str(error).split())[:LONGEST]
     if isinstance(error, RecursionError):
         return "values are nested too deeply"
     if isinstance(error, MemoryError):
@@ -88,6 +89,12 @@ def reason(error: BaseException) -> str:
     if isinstance(error, KeyError):
         return f"no {text}"
     return text or type(error).__name__
+
+
+def shown(value: Any) -> str:
+    """Return a value from a file as it is quoted in a message, at most ``LONGEST`` characters of it."""
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 
 
 def named(path: str | Path, error: Exception) -> str:
@@ -210,9 +217,7 @@ def read_arrays(path: Path, names: Collection[str] | None = None, advice: str = 
 
 def check_memory(what: str | Path, size: int) -> None:
     """Raise if ``size`` bytes do not fit into the memory of the machine."""
-    memory = total_memory(torch.device("cpu"))
-    if memory is not None and size > memory:
-        raise InputError(f"{what} takes {show_size(size)} of memory, the machine has {show_size(memory)}")
+    check_fits(str(what), size, torch.device("cpu"), "use a part of it, or a larger machine")
 
 
 def _refuse_number(text: str) -> float:

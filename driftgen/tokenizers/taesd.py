@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from driftgen.errors import InputError
 from driftgen.support.meta_init import on_meta_device
-from driftgen.support.untrusted_files import read_tensors
+from driftgen.support.untrusted_files import read_tensors, reading
 
 __all__ = ["TinyAutoencoder"]
 
@@ -52,7 +52,12 @@ class TinyAutoencoder(nn.Module):
     @classmethod
     def from_files(cls, encoder: str | Path, decoder: str | Path) -> TinyAutoencoder:
         """Load two ``.safetensors`` or ``.pth`` files. Weights keep their stored dtype."""
-        return cls(_read(Path(encoder)), _read(Path(decoder)))
+        states = _read(Path(encoder)), _read(Path(decoder))
+        try:
+            with reading(decoder, "one half of an autoencoder"):
+                return cls(*states)
+        except InputError as error:
+            raise InputError(f"{encoder} and {decoder}: {error}") from None
 
     def encode(self, images: Tensor) -> Tensor:
         """Compute z = E((x + 1) / 2)."""

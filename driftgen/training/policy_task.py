@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from driftgen.policy.chunk_samplers import make_sampler
 from driftgen.policy.environments import check_demonstrations
 from driftgen.support.atomic_write import atomic_folder
 from driftgen.support.distributed import Distributed
+from driftgen.support.meta_init import check_network_size
 from driftgen.support.rng import derive_seed
 from driftgen.training.build import NO_PARTS, Parts
 from driftgen.training.graphed_step import GraphedStep, can_capture
@@ -191,7 +193,8 @@ def network_of(
     config: PolicyConfig, shapes: Mapping[str, Sequence[int]], action_size: int, statistics: Statistics
 ) -> PolicyNetwork:
     """Build the network of a configuration for given shapes of an observation and width of an action."""
-    return PolicyNetwork(
+    build = partial(
+        PolicyNetwork,
         shapes,
         action_size,
         statistics,
@@ -207,6 +210,8 @@ def network_of(
         image_widths=config.images.widths,
         keypoints=config.images.keypoints,
     )
+    check_network_size(build)
+    return build()
 
 
 def chunk_scores(chunks: Tensor, actions: Tensor) -> dict[str, float]:
