@@ -81,7 +81,9 @@ def reason(error: BaseException) -> str:
     """Return the message of an error as one line, with its type where the message alone says little."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    text = str(error) if isinstance(error, InputError) else " ".join(str(error).split())[:LONGEST]
+    if isinstance(error, InputError):
+        return str(error)[: 4 * LONGEST]  # a message may quote a long value from the file
+    text = " ".join(str(error).split())[:LONGEST]
     if isinstance(error, RecursionError):
         return "values are nested too deeply"
     if isinstance(error, MemoryError):
@@ -99,7 +101,7 @@ def shown(value: Any) -> str:
 
 def named(path: str | Path, error: Exception) -> str:
     """Return the message of an error, with the file in front if it does not name it."""
-    text = str(error)
+    text = reason(error)
     return text if str(path) in text else f"{path}: {text}"
 
 
@@ -185,11 +187,11 @@ def read_array(path: Path, advice: str = AGAIN) -> NDArray[Any]:
     """Read the array of a ``.npy`` file, after its length was compared with that of the file."""
     with reading(path, "an array", advice), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about headers that Python 2 wrote
-        check_memory(path, check_regular(path).stat().st_size)
+        with open_regular(path) as file:
+            if file.read(6) != b"\x93NUMPY":
+                raise ValueError("not a NumPy array")
+            check_memory(path, os.fstat(file.fileno()).st_size)
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
-        if not isinstance(mapped, np.ndarray):
-            mapped.close()
-            raise InputError(f"{path} holds several arrays, expected one: {advice}")
         return np.array(mapped)  # a copy: the file may change
 
 
