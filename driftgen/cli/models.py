@@ -51,9 +51,9 @@ def sample(
     fp8: Annotated[
         bool, typer.Option("--fp8", help="FP8 matrix products of a DiT, on NVIDIA GPUs with FP8.")
     ] = False,
-    verify: Annotated[
-        bool, typer.Option("--verify/--no-verify", help="Compare the weights with their checksums.")
-    ] = True,
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Skip the checksums of the weights, a second per GB or two.")
+    ] = False,
 ) -> None:
     """Sample images with one network call each: PNG files and a contact sheet, grid.png."""
     from driftgen.pipeline import DriftPipeline
@@ -70,7 +70,7 @@ def sample(
         tokenizer=tokenizer,
         batch_size=batch_size,
         fp8=fp8,
-        verify=verify,
+        verify=not no_verify,
     )
     if compiled:
         pipe.compile()

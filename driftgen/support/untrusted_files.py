@@ -179,7 +179,10 @@ def read_tensors(path: Path, advice: str = AGAIN) -> dict[str, Any]:
                 "execute code in it; save its state_dict as .safetensors"
             ) from None
     if not isinstance(content, Mapping):
-        raise InputError(f"{path} holds a {type(content).__name__}, expected a state dict: {advice}")
+        kind = type(content).__name__
+        raise InputError(
+            f"{path} holds a {kind}, expected a state dict: save only the network's state_dict()"
+        )
     return dict(content)
 
 

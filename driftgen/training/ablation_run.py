@@ -12,9 +12,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BaseModel, Field
 from rich.console import Console
 from rich.text import Text
 
@@ -31,7 +32,7 @@ from driftgen.support.progress import track
 from driftgen.support.provenance import provenance
 from driftgen.support.rng import derive_seed
 from driftgen.support.signals import handle_signals
-from driftgen.support.untrusted_files import read_json
+from driftgen.support.untrusted_files import read_json, reading
 from driftgen.training.ablation_config import StudyPlan
 from driftgen.training.ablation_workers import Job, Outcome, Progress, Workers
 from driftgen.training.build import build_mae
@@ -348,8 +349,21 @@ def _read_record(folder: Path, config: Any) -> dict[str, Any] | None:
     return _read_json(path)
 
 
+class _Record(BaseModel):
+    """The contents of ``ablation.json``: metrics by evaluator and guidance."""
+
+    seconds: Annotated[float, Field(ge=0, le=1e12)]
+    failed: str | None = None
+    warnings: list[str] = []
+    scores: dict[str, dict[str, dict[str, float]]] = {}
+
+
 def _read_json(path: Path) -> dict[str, Any]:
-    return read_json(path, "the record of a run", f"remove {path.parent} to run it again", finite=False)
+    advice = f"remove {path.parent} to run it again"
+    record = read_json(path, "the record of a run", advice, finite=False)
+    with reading(path, "the record of a run", advice):
+        _Record.model_validate(record)
+    return record
 
 
 def _write_json(path: Path, record: Any) -> None:

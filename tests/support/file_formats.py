@@ -318,6 +318,7 @@ TOY = {
 }
 NORMALIZATION = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "rescale_factor": 0.00392}
 SCORES = {"task": "pusht", "checkpoints": [{"weights": "abc", "mean": 0.5}]}
+ABLATION = {"seconds": 3.0, "failed": None, "warnings": ["a"], "scores": {"k": {"1.0": {"fid": 3.0}}}}
 OPTIONS = {"task": "lift", "episodes": 3}
 
 FORMATS = (
@@ -364,9 +365,7 @@ FORMATS = (
         ("*.json",),
     ),
     Format("toy metrics", _record("metrics.json", TOY), read_toy, ("metrics.json",)),
-    Format(
-        "ablation record", _record("r.json", {"fid": 3.0}), lambda f: _read_json(f / "r.json"), ("r.json",)
-    ),
+    Format("ablation record", _record("r.json", ABLATION), lambda f: _read_json(f / "r.json"), ("r.json",)),
     Format(
         "policy scores",
         _record("e.json", SCORES),
