@@ -17,7 +17,7 @@ from driftgen.data.decode import MAX_PIXELS, center_crop, decode
 from driftgen.data.images import open_images
 from driftgen.data.latents import LatentCache
 from driftgen.generators.image_mlp import ImageMLP
-from driftgen.support import untrusted_files
+from driftgen.support import meta_init, untrusted_files
 from driftgen.support.meta_init import check_network_size
 from driftgen.support.peak_memory import total_memory
 from driftgen.support.untrusted_files import read_array, read_arrays, read_json, reading
@@ -178,7 +178,8 @@ def test_absurd_options_of_a_saved_model(option, value, tmp_path):
         dg.load_model(tmp_path)
 
 
-def test_a_network_larger_than_the_memory_is_refused_before_it_is_built():
+def test_a_network_larger_than_the_memory_is_refused_before_it_is_built(monkeypatch):
+    monkeypatch.setattr(meta_init, "LARGEST", 500)
     state = torch.random.get_rng_state()
     fails(
         lambda: check_network_size(lambda: ImageMLP(input_size=8, in_channels=1, depth=10**9)),
@@ -186,7 +187,7 @@ def test_a_network_larger_than_the_memory_is_refused_before_it_is_built():
     )
     fails(
         lambda: check_network_size(lambda: torch.nn.ModuleList(torch.nn.Linear(1, 1) for _ in range(10**9))),
-        "more than 10,000 tensors: lower its depth",
+        "more than 500 tensors: lower its depth",
     )
     check_network_size(lambda: ImageMLP(input_size=8, in_channels=1))
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -328,3 +329,14 @@ def test_flipped_latents_are_found_when_they_are_read(tmp_path):
     cache = LatentCache(tmp_path)
     cache.load(torch.arange(4), 0)  # of the other shard
     fails(lambda: [cache.load(torch.arange(6), seed) for seed in range(4)], "00001.* is damaged .checksum of")
+
+
+def test_absurd_batches_of_pretraining_and_of_policies(tmp_path):
+    fails(
+        lambda: dg.pretrain("mae-digits", out=tmp_path, batch_size=2**31 - 1),
+        "a step of batch_size=2147483647",
+    )
+    options = {"batch.observations": 2**31 - 1}
+    fails(
+        lambda: dg.train("two-ways", out=tmp_path, **options), "a step of batch.observations=2147483647 takes"
+    )

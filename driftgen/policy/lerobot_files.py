@@ -55,7 +55,10 @@ def read_lerobot(path: Path, wanted: str | None, limit: int | None) -> Episodes:
             f"{path} has no column {missing[0] if missing else STATE}: choose from "
             f"{', '.join(stored) or '(none)'}; store frames as images, videos are not decoded"
         )
-    episode, frame = (table[name].to_numpy().astype(np.int64) for name in ("episode_index", "frame_index"))
+    with np.errstate(invalid="ignore"):  # damaged numbers are refused with the ends of the episodes
+        episode, frame = (
+            table[name].to_numpy().astype(np.int64) for name in ("episode_index", "frame_index")
+        )
     order = np.lexsort((frame, episode))
     ends = np.flatnonzero(np.diff(episode[order], append=episode.max(initial=0) + 1)) + 1
     if limit is not None:

@@ -31,6 +31,7 @@ from driftgen.training.policy_data import ChunkDraws, open_demonstrations
 from driftgen.training.policy_objectives import OBJECTIVES
 from driftgen.training.run_folder import check_run
 from driftgen.training.step_inputs import StepInputs, StepOutput
+from driftgen.training.step_memory import check_samples
 from driftgen.training.summary import describe_network
 
 __all__ = ["PolicyTraining", "chunk_scores", "network_of", "train_policy"]
@@ -73,6 +74,11 @@ class PolicyTraining:
         self.part = distributed.shard(batch.observations, "batch.observations")
         self.objective = OBJECTIVES[config.method](self.model, config, distributed)
         self.samples_per_step = batch.observations * self.objective.generated
+        chunk = config.horizon * self.network.action_size
+        option = f"batch.observations={batch.observations}"
+        check_samples(
+            option, self.samples_per_step + batch.observations * batch.positives, chunk, distributed
+        )
         self.compute: Callable[[StepInputs], StepOutput] = self.objective.compute
         if can_capture(config, distributed):
             self.compute = GraphedStep(self.objective.compute, self.network.parameters(), info)

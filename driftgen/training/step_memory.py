@@ -8,7 +8,7 @@ from driftgen.support.distributed import Distributed
 from driftgen.support.peak_memory import check_fits
 from driftgen.training.config import Batch
 
-__all__ = ["check_step", "step_bytes"]
+__all__ = ["check_samples", "check_step", "step_bytes"]
 
 FLOAT = 4  # bytes
 
@@ -33,3 +33,16 @@ def check_step(batch: Batch, shape: tuple[int, ...], distributed: Distributed) -
         distributed.device,
         "lower batch.classes or batch.generated",
     )
+
+
+def check_samples(option: str, count: int, size: int, distributed: Distributed) -> None:
+    """Raise if ``count`` samples of ``size`` floats each cannot fit into the memory of the processes.
+
+    Args:
+        option: key and value of the recipe, for the message.
+        count: samples of a step.
+        size: floats of a sample.
+        distributed: the processes.
+    """
+    needed = FLOAT * count * size // distributed.world_size
+    check_fits(f"a step of {option}", needed, distributed.device, "lower it")
