@@ -1,10 +1,12 @@
 """Files from elsewhere: damage, odd values, pipes, bombs and absurd sizes give one line with the file."""
 
+import ast
 import json
 import os
 import random
 import socket
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -340,3 +342,36 @@ def test_absurd_batches_of_pretraining_and_of_policies(tmp_path):
     fails(
         lambda: dg.train("two-ways", out=tmp_path, **options), "a step of batch.observations=2147483647 takes"
     )
+
+
+# Calls that parse a file, and the modules that make them inside ``reading`` or catch every exception.
+PARSERS = {
+    "np.load": {"untrusted_files", "images"},  # images: the digits of the package
+    "safe_open": {"untrusted_files", "sharded_safetensors"},
+    "load_file": {"untrusted_files", "checkpoint"},
+    "torch.load": {"untrusted_files", "inception"},
+    "zipfile.ZipFile": {"untrusted_files", "inception"},
+    "tarfile.open": {"tar_shards"},
+    "lzma.open": {"episode_files"},
+    "h5py.File": {"episode_files", "collect"},  # collect: writes
+    "Image.open": {
+        *("decode", "hf_datasets", "lerobot_files", "embedded_images", "sample_folder", "sheets"),
+        "trackers",  # its own preview
+    },
+    "json.load": set(),
+    "yaml.load": set(),
+    "yaml.safe_load": set(),
+    "pickle.load": set(),
+}
+
+
+def test_files_are_parsed_in_known_places_alone():
+    package, found = Path(dg.__file__).parent, {name: set() for name in PARSERS}
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and (name := ast.unparse(node.func)) in found:
+                found[name].add(path.stem)
+            # The text of a file goes to json.loads through read_bytes, which opens regular files alone.
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "json.loads":
+                assert "read_text" not in ast.unparse(node), f"{path}: use read_json of untrusted_files"
+    assert found == PARSERS

@@ -53,7 +53,10 @@ def load_official(folder: str | Path) -> nn.Module:
     described = place / METADATA if metadata else path
     try:
         with reading(described, "a configuration"), on_meta_device(len(parameters)):
-            model, names = _build(metadata, parameters)
+            try:
+                model, names = _build(metadata, parameters)
+            except KeyError as error:
+                raise InputError(f"model_config lacks {error}") from None
     except InputError as error:
         raise InputError(named(described, error)) from None
     model.load_state_dict(_to_ours(parameters, names, model.state_dict(), path), assign=True)
