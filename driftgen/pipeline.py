@@ -21,11 +21,12 @@ from driftgen.generators.policy_network import PolicyNetwork
 from driftgen.interop import hub
 from driftgen.interop.model_card import describe_generator
 from driftgen.interop.saved_config import TOKENIZER, check_overwrite
-from driftgen.model_io import load_any, save_model
+from driftgen.model_io import CONFIG, load_any, save_model
 from driftgen.ops.compile import compile_parts, new_parameters
 from driftgen.ops.cuda_graphs import GraphedFunction, check_compiler, static_shapes
 from driftgen.support.download import first_line
 from driftgen.support.images import to_pil, to_uint8
+from driftgen.support.untrusted_files import described_by
 from driftgen.tokenizers import SDVAE, Identity, Tokenizer, build_tokenizer
 
 __all__ = ["DriftPipeline"]
@@ -140,9 +141,10 @@ class DriftPipeline:
             kind = "a policy, see DriftingPolicy" if isinstance(model, PolicyNetwork) else "an encoder"
             raise InputError(f"{folder} holds a {type(model).__name__}, which is {kind}: give a generator")
         options, official = facts.pop("tokenizer", None), facts.pop("official", None)
-        if tokenizer is None and options is not None:
-            tokenizer = build_tokenizer(options, folder / TOKENIZER)
-        pipe = cls(model, tokenizer, batch_size=batch_size, **facts)
+        with described_by(folder / CONFIG, "the description of a pipeline"):
+            if tokenizer is None and options is not None:
+                tokenizer = build_tokenizer(options, folder / TOKENIZER)
+            pipe = cls(model, tokenizer, batch_size=batch_size, **facts)
         pipe.official = official
         pipe.to(device, dtype)
         if fp8:

@@ -21,7 +21,7 @@ from driftgen.interop.flax_msgpack import Stored, index_parameters, write_parame
 from driftgen.interop.mae_names import official_mae_arguments, official_mae_names, official_mae_options
 from driftgen.support.atomic_write import atomic_write
 from driftgen.support.meta_init import on_meta_device
-from driftgen.support.untrusted_files import named, read_json, reading, shown
+from driftgen.support.untrusted_files import described_by, read_json, reading, shown
 
 __all__ = ["is_official", "load_official", "read_metadata", "save_official"]
 
@@ -51,15 +51,13 @@ def load_official(folder: str | Path) -> nn.Module:
     path = place / (PARAMETERS if metadata else CONVNEXT_PARAMETERS)
     parameters = index_parameters(path)
     described = place / METADATA if metadata else path
-    try:
-        with reading(described, "a configuration"), on_meta_device(len(parameters)):
-            try:
-                model, names = _build(metadata, parameters)
-            except KeyError as error:
-                raise InputError(f"model_config lacks {error}") from None
-    except InputError as error:
-        raise InputError(named(described, error)) from None
-    model.load_state_dict(_to_ours(parameters, names, model.state_dict(), path), assign=True)
+    with described_by(described, "a configuration"), on_meta_device(len(parameters)):
+        try:
+            model, names = _build(metadata, parameters)
+        except KeyError as error:
+            raise InputError(f"model_config lacks {error}") from None
+    with reading(path, f"the weights that {described.name} describes"):
+        model.load_state_dict(_to_ours(parameters, names, model.state_dict(), path), assign=True)
     return model
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "AGAIN",
     "check_memory",
     "check_regular",
+    "described_by",
     "named",
     "open_regular",
     "open_safetensors",
@@ -77,13 +78,25 @@ def reading(path: str | Path, what: str, advice: str = AGAIN) -> Iterator[None]:
         raise InputError(f"{path} cannot be read as {what} ({reason(error)}): {advice}") from None
 
 
+@contextmanager
+def described_by(path: str | Path, what: str, advice: str = AGAIN) -> Iterator[None]:
+    """Like :func:`reading`, for objects built from values of a file: an ``InputError`` gets its name, too."""
+    try:
+        with reading(path, what, advice):
+            yield
+    except InputError as error:
+        raise InputError(named(path, error)) from None
+
+
 def reason(error: BaseException) -> str:
     """Return the message of an error as one line, with its type where the message alone says little."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    # A message may quote a long value from the file, or one of several lines.
+    text = " ".join(str(error).split())
     if isinstance(error, InputError):
-        return str(error)[: 4 * LONGEST]  # a message may quote a long value from the file
-    text = " ".join(str(error).split())[:LONGEST]
+        return text[: 4 * LONGEST]
+    text = text[:LONGEST]
     if isinstance(error, RecursionError):
         return "values are nested too deeply"
     if isinstance(error, MemoryError):
