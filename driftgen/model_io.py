@@ -37,13 +37,16 @@ from driftgen.interop.saved_config import (
     VERSION,
     SavedConfig,
     check_overwrite,
+    check_tokenizer,
     model_options,
     read_config,
+    tokenizer_checksums,
 )
 from driftgen.support.atomic_write import atomic_write, check_free
 from driftgen.support.meta_init import on_meta_device
-from driftgen.support.plugins import load_entry_points
-from driftgen.support.sharded_safetensors import read_weights, write_weights
+from driftgen.support.plugins import listed_failures, load_entry_points
+from driftgen.support.sharded_safetensors import count_tensors, read_weights, write_weights
+from driftgen.support.untrusted_files import reason
 
 __all__ = [
     "CONFIG",
@@ -150,7 +153,7 @@ def get_architecture(kind: Kind, name: str) -> Architecture:
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise InputError(
         f"{kind} {name!r} is not registered: {hint}choose from {', '.join(sorted(known))}, or call "
-        f"driftgen.register_{kind}({name!r}, YourClass) first{_listed_failures(failures)}"
+        f"driftgen.register_{kind}({name!r}, YourClass) first{listed_failures(failures)}"
     )
 
 
@@ -165,8 +168,7 @@ def build_model(
 
     ``if_accepted`` are further arguments for classes that have parameters of these names.
     """
-    accepted = {k: v for k, v in (if_accepted or {}).items() if accepts(entry, k)}
-    arguments = {**options, **accepted}
+    arguments = {**options, **{k: v for k, v in (if_accepted or {}).items() if accepts(entry, k)}}
     if preset is not None:
         from_preset = getattr(entry.model, "preset", None)
         if from_preset is None:
@@ -224,10 +226,6 @@ def _load_plugins() -> tuple[str, ...]:
     return load_entry_points("driftgen.plugins")
 
 
-def _listed_failures(failures: tuple[str, ...]) -> str:
-    return f"; plugins that failed to load: {'; '.join(failures)}" if failures else ""
-
-
 # --- a model as a folder ----------------------------------------------------------------------------------
 
 
@@ -273,13 +271,15 @@ def save_model(
         format="driftgen", version=VERSION, architecture=name, options=model_options(model), **facts
     )
     try:
-        text = json.dumps(config.model_dump(), indent=2)
+        json.dumps(config.model_dump())
     except TypeError as error:
         raise InputError(f"{name}: its options cannot be written to {CONFIG}: {error}") from None
     place = Path(folder)
     check_overwrite(place, overwrite)
     place.mkdir(parents=True, exist_ok=True)
-    write_weights(place, model.state_dict(), max_shard_size, dtype)
+    checksums = write_weights(place, model.state_dict(), max_shard_size, dtype)
+    if config.tokenizer is not None:
+        checksums |= tokenizer_checksums(place)
     count = sum(p.numel() for p in model.parameters())
     kind = _by_saved_name(name).kind
     with atomic_write(place / CARD) as scratch:
@@ -287,26 +287,31 @@ def save_model(
         scratch.write_text(card, encoding="utf-8")
     # Last, so that a folder with this file is complete.
     with atomic_write(place / CONFIG) as scratch:
-        scratch.write_text(text + "\n", encoding="utf-8")
+        record = config.model_copy(update={"checksums": checksums}).model_dump()
+        scratch.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     return place
 
 
-def load_model(source: str | Path) -> nn.Module:
-    """Load a model in the dtype it was saved in; ``source`` is as in :func:`find_model`."""
-    return load_any(source).model
+def load_model(source: str | Path, *, verify: bool = True) -> nn.Module:
+    """Load a model in the dtype it was saved in; ``source`` is as in :func:`find_model`.
+
+    ``verify`` compares the weight files with the checksums of ``config.json``, which takes a second for each
+    GB or two.
+    """
+    return load_any(source, verify=verify).model
 
 
-def load_any(source: str | Path, weights: str | None = None) -> LoadedModel:
+def load_any(source: str | Path, weights: str | None = None, *, verify: bool = True) -> LoadedModel:
     """Load a saved model or one of the authors' artifacts, with everything known about it.
 
-    Arguments are those of :func:`find_model`.
+    Arguments are those of :func:`find_model` and :func:`load_model`.
     """
     folder = find_model(str(source), weights)
     if is_official(folder):
         return LoadedModel(load_official(folder), folder, _official_facts(folder, str(source)))
     config = read_config(folder)
     keep = {"tokenizer", "class_names", "guidance", "source", "official"}
-    return LoadedModel(_load(folder, config), folder, config.model_dump(include=keep))
+    return LoadedModel(_load(folder, config, verify), folder, config.model_dump(include=keep))
 
 
 def _by_saved_name(name: str) -> Architecture:
@@ -319,33 +324,40 @@ def _by_saved_name(name: str) -> Architecture:
     known = ", ".join(sorted(e.saved_as for e in _REGISTRY.values() if e.saved_as))
     raise InputError(
         f"architecture={name!r} is not registered, only {known}: call driftgen.register_generator({name!r}, "
-        f"YourClass) or driftgen.register_encoder before loading{_listed_failures(failures)}"
+        f"YourClass) or driftgen.register_encoder before loading{listed_failures(failures)}"
     )
 
 
-def _load(folder: Path, config: SavedConfig) -> nn.Module:
+def _load(folder: Path, config: SavedConfig, verify: bool = True) -> nn.Module:
     try:
         entry = _by_saved_name(config.architecture)
     except InputError as error:
         raise InputError(f"{folder / CONFIG}: {error}") from None
+    stored = count_tensors(folder)
     try:
         # Constructors of other packages may compute buffers that no file holds.
-        with on_meta_device() if entry.built_in else nullcontext():
+        with on_meta_device(stored) if entry.built_in else nullcontext():
             model = build_model(entry, config.options)
-    except (InputError, TypeError) as error:
-        raise InputError(f"{folder / CONFIG}: options do not fit {config.architecture}: {error}") from None
-    load_weights(model, folder, assign=entry.built_in)
+    except Exception as error:
+        raise InputError(
+            f"{folder / CONFIG}: options do not fit {config.architecture}: {reason(error)}"
+        ) from None
+    checksums = config.checksums if verify else {}
+    load_weights(model, folder, assign=entry.built_in, checksums=checksums)
+    check_tokenizer(folder, checksums)
     return model.eval() if entry.kind == "encoder" else model
 
 
-def load_weights(model: nn.Module, folder: Path, *, assign: bool = False) -> None:
+def load_weights(
+    model: nn.Module, folder: Path, *, assign: bool = False, checksums: Mapping[str, str] | None = None
+) -> None:
     """Load the weights of a folder into a model, which takes over their dtype.
 
     ``assign`` replaces the parameters, as a model on the meta device needs; otherwise they are copied into,
     and parameters that share memory still do.
     """
     obsolete = getattr(model, "obsolete_weights", ())
-    state = read_weights(folder, model.state_dict(), obsolete)
+    state = read_weights(folder, model.state_dict(), obsolete, checksums)
     if not assign:
         dtypes = {tensor.dtype for tensor in state.values() if tensor.is_floating_point()}
         if len(dtypes) == 1:
@@ -384,6 +396,5 @@ def _official_facts(folder: Path, source: str) -> dict[str, Any]:
     released = name in hub.RELEASED
     origin = f"{hub.RELEASE_REPOSITORY}, {name}" if released else "an artifact in the authors' format"
     record = {"artifact": origin} | {key: metadata[key] for key in ("step", "ema_decay") if key in metadata}
-    facts: dict[str, Any] = {"source": record, "official": metadata}
     guidance = hub.RELEASED[name][1] if released else None
-    return facts | ({} if guidance is None else {"guidance": guidance})
+    return {"source": record, "official": metadata} | ({} if guidance is None else {"guidance": guidance})

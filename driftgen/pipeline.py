@@ -21,11 +21,13 @@ from driftgen.generators.policy_network import PolicyNetwork
 from driftgen.interop import hub
 from driftgen.interop.model_card import describe_generator
 from driftgen.interop.saved_config import TOKENIZER, check_overwrite
-from driftgen.model_io import load_any, save_model
+from driftgen.model_io import CONFIG, load_any, save_model
 from driftgen.ops.compile import compile_parts, new_parameters
 from driftgen.ops.cuda_graphs import GraphedFunction, check_compiler, static_shapes
 from driftgen.support.dense_tensors import check_seed
+from driftgen.support.download import first_line
 from driftgen.support.images import to_pil, to_uint8
+from driftgen.support.untrusted_files import described_by
 from driftgen.tokenizers import SDVAE, Identity, Tokenizer, build_tokenizer
 
 __all__ = ["DriftPipeline"]
@@ -112,6 +114,7 @@ class DriftPipeline:
         tokenizer: Tokenizer | str | Path | None = None,
         batch_size: int = 32,
         fp8: bool = False,
+        verify: bool = True,
     ) -> DriftPipeline:
         """Load a saved model, a training run, one of the authors' artifacts, or a model on the Hub.
 
@@ -127,20 +130,22 @@ class DriftPipeline:
             batch_size: samples generated at a time.
             fp8: run the large matrix products of a DiT in FP8, on GPUs that support it; faster together with
                 :meth:`compile`. Such a pipeline cannot be saved.
+            verify: compare the weights with the checksums in ``config.json``: a second per GB or two.
         """
         if fp8:
             check_fp8(device)
             dtype = dtype or torch.bfloat16
         if isinstance(tokenizer, str | Path):
             tokenizer = SDVAE(str(tokenizer))
-        model, folder, facts = load_any(source, weights)
+        model, folder, facts = load_any(source, weights, verify=verify)
         if not isinstance(model, Generator) or isinstance(model, PolicyNetwork):
             kind = "a policy, see DriftingPolicy" if isinstance(model, PolicyNetwork) else "an encoder"
             raise InputError(f"{folder} holds a {type(model).__name__}, which is {kind}: give a generator")
         options, official = facts.pop("tokenizer", None), facts.pop("official", None)
-        if tokenizer is None and options is not None:
-            tokenizer = build_tokenizer(options, folder / TOKENIZER)
-        pipe = cls(model, tokenizer, batch_size=batch_size, **facts)
+        with described_by(folder / CONFIG, "the description of a pipeline"):
+            if tokenizer is None and options is not None:
+                tokenizer = build_tokenizer(options, folder / TOKENIZER)
+            pipe = cls(model, tokenizer, batch_size=batch_size, **facts)
         pipe.official = official
         pipe.to(device, dtype)
         if fp8:
@@ -175,7 +180,7 @@ class DriftPipeline:
             check_compiler(self.device)
             compile_parts(self.generator)
         except RuntimeError as error:
-            raise _not_compiled(error) from None
+            raise InputError(f"torch.compile fails: {first_line(error)}; sample without compile") from None
         self._compiled = functools.partial(_evaluate, self.generator)
         self._graphed = GraphedFunction(self._compiled) if graphs else None
         return self
@@ -346,7 +351,7 @@ class DriftPipeline:
         try:
             return call(*(_padded(x, size) for x in (*noise, classes, alphas)))[: len(labels)]
         except torch._dynamo.exc.TorchDynamoException as error:
-            raise _not_compiled(error) from None
+            raise InputError(f"torch.compile fails: {first_line(error)}; sample without compile") from None
 
     @torch.inference_mode()
     def _finished(self, samples: Tensor, output: Output) -> Any:
@@ -387,11 +392,6 @@ def _padded(rows: Tensor, size: int) -> Tensor:
     """Pad to ``size`` rows by repeating the last one."""
     missing = size - len(rows)
     return torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])]) if missing else rows
-
-
-def _not_compiled(error: RuntimeError) -> InputError:
-    reason = next(iter(str(error).splitlines()), type(error).__name__)
-    return InputError(f"torch.compile fails: {reason}; sample without compile")
 
 
 def _checked_guidance(alpha: float) -> float:

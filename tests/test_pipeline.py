@@ -240,7 +240,7 @@ def edit(**changes):
         (lambda f: (f / "config.json").unlink(), "holds no model: config.json and model.safetensors"),
         (lambda f: (f / "config.json").write_text("{"), "config.json cannot be read"),
         (lambda f: (f / "config.json").write_text('{"_class_name": "UNet"}'), "_class_name is 'UNet'"),
-        (lambda f: (f / "config.json").write_text("[]"), "does not describe a driftgen model"),
+        (lambda f: (f / "config.json").write_text("[]"), "holds no JSON object: the description of a model"),
         (edit(version=2), "has version 2, driftgen 0.1.0 reads version 1"),
         (edit(color="red"), "config.json: color: Extra inputs are not permitted"),
         (edit(guidance=0.5), "config.json: guidance: Input should be greater than or equal to 1"),
@@ -253,10 +253,10 @@ def edit(**changes):
         (edit(class_names=["a"]), "class_names has 1 names, the generator has 4 classes"),
         (edit(tokenizer={"kind": "gzip"}), "gzip"),
         (lambda f: (f / "model.safetensors").unlink(), "does not exist: the folder is incomplete"),
-        (lambda f: (f / "model.safetensors").write_bytes(b"short"), "is damaged"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"short"), "cannot be read as weights"),
         (
             lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:-9]),
-            "is damaged",
+            "cannot be read as weights",
         ),
     ],
 )

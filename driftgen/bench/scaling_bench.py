@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from driftgen.bench.record import machine
 from driftgen.bench.step_bench import Sizes, build_step
 from driftgen.drift.loss import DriftingLoss
 from driftgen.errors import InputError
+from driftgen.support.untrusted_files import read_json
 
 __all__ = [
     "PARTS",
@@ -163,7 +163,7 @@ def measure_processes(counts: Sequence[int], repeats: int, on_point: OnPoint = l
             if done.returncode or not out.exists():
                 why = next(iter(done.stderr.strip().splitlines()[-1:]), "no message")
                 raise InputError(f"{count} processes failed to run: {why}")
-            records.append(json.loads(out.read_text(encoding="utf-8")))
+            records.append(read_json(out, "the record of a process", finite=False))
         on_point(records[-1]["seconds"])
     return records
 

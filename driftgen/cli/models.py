@@ -51,6 +51,9 @@ def sample(
     fp8: Annotated[
         bool, typer.Option("--fp8", help="FP8 matrix products of a DiT, on NVIDIA GPUs with FP8.")
     ] = False,
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Skip the checksums of the weights, a second per GB or two.")
+    ] = False,
 ) -> None:
     """Sample images with one network call each: PNG files and a contact sheet, grid.png."""
     from driftgen.pipeline import DriftPipeline
@@ -67,6 +70,7 @@ def sample(
         tokenizer=tokenizer,
         batch_size=batch_size,
         fp8=fp8,
+        verify=not no_verify,
     )
     if compiled:
         pipe.compile()

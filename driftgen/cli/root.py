@@ -20,7 +20,12 @@ from driftgen.support.lost_process import LostProcessError, is_lost_process
 __all__ = ["app", "main"]
 
 # In messages of torch's allocators.
-OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
+OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "Storage size calculation overflowed",
+)
 
 app = App(
     help="Drifting Models: one-step generators that map noise to a sample in one network call.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from driftgen.data.augment import crop_resize, flip_and_warp, random_boxes
 from driftgen.data.classes import choose
 from driftgen.data.decode import center_crop
 from driftgen.errors import InputError
+from driftgen.support.untrusted_files import open_regular, read_array, read_arrays, reading
 
 if TYPE_CHECKING:
     from driftgen.data.config import Augment, Data
@@ -139,31 +139,25 @@ def in_memory(pixels: NDArray[np.uint8], labels: Tensor, names: list[str], confi
 def _read_array(path: Path) -> tuple[NDArray[Any], NDArray[np.int64], list[str]]:
     names: NDArray[Any] | None = None
     labels: NDArray[Any] | None = None
-    try:
-        stored = np.load(path, allow_pickle=False)
-        if isinstance(stored, np.ndarray):
-            images = stored
-        else:
-            with stored:
-                images = _entry(path, stored, IMAGES)
-                labels = next((stored[key] for key in LABELS if key in stored), None)
-                names = stored.get("class_names")
-    except InputError:
-        raise
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"{path} cannot be read as an array: {reason}") from None
+    with reading(path, "an array"), open_regular(path) as file:
+        is_zip = file.read(2) == b"PK"
+    if is_zip:
+        stored = read_arrays(path, [*IMAGES, *LABELS, "class_names"])
+        images = _entry(path, stored, IMAGES)
+        labels = next((stored[key] for key in LABELS if key in stored), None)
+        names = stored.get("class_names")
+    else:
+        images = read_array(path)
     if labels is None:
         return images, np.zeros(len(images) if images.ndim else 0, np.int64), [path.stem]
     return images, *_classes(path, len(images) if images.ndim else 0, labels, names)
 
 
-def _entry(path: Path, stored: Any, keys: tuple[str, ...]) -> NDArray[Any]:
+def _entry(path: Path, stored: dict[str, Any], keys: tuple[str, ...]) -> NDArray[Any]:
     key = next((key for key in keys if key in stored), None)
     if key is None:
         raise InputError(
-            f"{path} holds {', '.join(stored.files) or 'nothing'}: images are expected under "
-            f"{', '.join(keys)}"
+            f"{path} holds {', '.join(stored) or 'nothing'}: images are expected under {', '.join(keys)}"
         )
     array: NDArray[Any] = stored[key]
     return array
@@ -173,6 +167,8 @@ def _classes(
     path: Path, n: int, labels: NDArray[Any], names: NDArray[Any] | None
 ) -> tuple[NDArray[np.int64], list[str]]:
     """Return integer labels from 0 and the name of each class."""
+    if not isinstance(labels, np.ndarray):
+        raise InputError(f"{path}: the labels are no array: store one label per image")
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.shape != (n,):

@@ -30,6 +30,9 @@ __all__ = ["CROP_UNIFORMS", "center_crop", "convert", "crop_boxes", "decode", "r
 TRIES = 10
 CROP_UNIFORMS = 2 * TRIES + 2  # uniform numbers per random resized crop
 HEADER = 65536  # bytes that hold the header of nearly every image
+MAX_PIXELS = 2**27  # of one image: 0.5 GB in memory. Pillow alone stops at 179 million
+THIN = 16  # ratio of the sides beyond which an image is cropped and resized in one step
+ROWS = 256  # rows that are converted at a time
 
 
 def decode(
@@ -39,14 +42,15 @@ def decode(
     uniforms: Sequence[float] | None = None,
     scale: tuple[float, float] = (0.2, 1.0),
 ) -> NDArray[np.uint8]:
-    """Decode an image to ``[size, size, channels]`` and apply its EXIF orientation.
+    """Decode an image to ``[size, size, channels]`` as a viewer shows it, with its EXIF orientation.
 
     The image is center-cropped, or cropped at random if ``uniforms`` are given.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow would warn about odd metadata in every file
         with Image.open(_open(image)) as file:
-            picture = convert(ImageOps.exif_transpose(file), channels)
+            _check_pixels(file)
+            picture = convert(_upright(file), channels)
     if uniforms is None:
         picture = center_crop(picture, size)
     else:
@@ -63,11 +67,28 @@ def readable(image: Encoded) -> tuple[int, int]:
         if isinstance(image, list) and image[2] > HEADER:
             try:  # without reading all of a large shard
                 with Image.open(_open([*image[:2], HEADER])) as file:
+                    _check_pixels(file)
                     return file.size
             except Exception:  # some formats need the whole file, such as TIFF with its directory at the end
                 pass
         with Image.open(_open(image)) as file:
+            _check_pixels(file)
             return file.size
+
+
+def _check_pixels(file: Image.Image) -> None:
+    width, height = file.size
+    if width * height > MAX_PIXELS:
+        raise ValueError(f"{width}x{height} pixels, at most {MAX_PIXELS:,} are decoded: make it smaller")
+
+
+def _upright(file: Image.Image) -> Image.Image:
+    """Apply the EXIF orientation. Damaged EXIF data are ignored, as viewers do."""
+    file.load()  # a damaged image raises here, and not below
+    try:
+        return ImageOps.exif_transpose(file)
+    except Exception:  # Pillow raises many types
+        return file
 
 
 def _open(image: Encoded) -> str | BinaryIO:
@@ -92,12 +113,14 @@ def convert(image: Image.Image, channels: int) -> Image.Image:
     0 ... 1, or as 0 ... 255 if any exceeds 1.
     """
     if image.mode == "F":
-        values = np.nan_to_num(np.asarray(image, dtype=np.float64))
+        values = np.nan_to_num(np.asarray(image))
         top = 1.0 if values.max() <= 1 else 255.0
-        image = Image.fromarray((values.clip(0, top) * (255 / top)).round().astype(np.uint8))
+        image = _to_bytes(values, top)
     elif image.mode.startswith("I"):
-        wide = np.asarray(image).astype(np.float64)
-        image = Image.fromarray((wide.clip(0, 65535) / 257).round().astype(np.uint8))
+        wide, transparent = np.asarray(image), image.info.get("transparency")
+        image = _to_bytes(wide, 65535.0)
+        if isinstance(transparent, int):
+            image.paste(255, mask=Image.fromarray(wide == transparent))
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         if image.mode in ("RGBa", "La"):
             image = image.convert("RGBA" if image.mode == "RGBa" else "LA")
@@ -111,12 +134,30 @@ def convert(image: Image.Image, channels: int) -> Image.Image:
     )
 
 
+def _to_bytes(values: NDArray[Any], top: float) -> Image.Image:
+    """Scale 0 ... ``top`` to 0 ... 255, some rows at a time to bound the memory."""
+    out = np.empty(values.shape, np.uint8)
+    for start in range(0, len(values), ROWS):
+        part = slice(start, start + ROWS)
+        out[part] = (values[part].astype(np.float64).clip(0, top) * 255 / top).round()
+    return Image.fromarray(out)
+
+
 def center_crop(image: Image.Image, size: int) -> Image.Image:
-    """ADM's center crop: halve until less than twice ``size``, resize the short side, crop the center."""
+    """ADM's center crop: halve until less than twice ``size``, resize the short side, crop the center.
+
+    An image with one side ``THIN`` times as long as the other is cropped and resized in one step: resizing
+    it first would take memory in proportion. Pixels differ by rounding alone, by at most one level.
+    """
     while min(image.size) >= 2 * size:
         image = image.resize((image.width // 2, image.height // 2), Image.Resampling.BOX)
     factor = size / min(image.size)
     width, height = round(image.width * factor), round(image.height * factor)
+    if max(width, height) > THIN * size:
+        x, y = image.width / width, image.height / height  # source pixels per pixel
+        left, top = (width - size) // 2, (height - size) // 2
+        box = (left * x, top * y, min((left + size) * x, image.width), min((top + size) * y, image.height))
+        return image.resize((size, size), Image.Resampling.BICUBIC, box=box)
     image = image.resize((width, height), Image.Resampling.BICUBIC)
     left, top = (width - size) // 2, (height - size) // 2
     return image.crop((left, top, left + size, top + size))

@@ -84,7 +84,7 @@ class EncodedImages:
             if not counts.all():
                 raise InputError(
                     f"none of the images of class {names[int(counts.argmin())]} in {listing.where} can be "
-                    "read: repair or remove them"
+                    f"read: repair or remove them, {self.unreadable[0]}"
                 )
             self.labels, self.class_names, chosen = choose(labels[readable], names, config)
         except BaseException:

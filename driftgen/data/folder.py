@@ -14,6 +14,7 @@ from driftgen.data.classes import number_classes
 from driftgen.data.encoded_images import EncodedImages, Listing
 from driftgen.data.locate import IMAGE_SUFFIXES, SPLIT_NAMES, choose_split, is_image
 from driftgen.errors import InputError
+from driftgen.support.untrusted_files import reading
 
 if TYPE_CHECKING:
     from driftgen.data.config import Data
@@ -112,15 +113,12 @@ def _read_labels(path: Path, files: list[str]) -> list[int | str] | None:
         raise InputError(f"{path} is not read: write it as metadata.csv with the columns file_name and label")
     if not path.is_file():
         raise InputError(f"{path} is not a regular file")
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            rows: list[Any] = (
-                list(csv.DictReader(stream))
-                if path.suffix == ".csv"
-                else [json.loads(line) for line in stream if line.strip()]
-            )
-    except (ValueError, csv.Error) as error:
-        raise InputError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
+    with reading(path, "labels", "repair it"), path.open(encoding="utf-8-sig", newline="") as stream:
+        rows: list[Any] = (
+            list(csv.DictReader(stream))
+            if path.suffix == ".csv"
+            else [json.loads(line) for line in stream if line.strip()]
+        )
     column, found = None, dict[str, Any]()
     for number, row in enumerate(rows, start=1):
         name = row.get("file_name") if isinstance(row, dict) else None

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from driftgen.data.latent_shards import DTYPES, INDEX, ShardPlan, one_line
+from driftgen.data.latent_shards import CHECKSUMS, DTYPES, INDEX, ShardPlan, one_line, sample_checksums
 from driftgen.errors import InputError, unknown_name
 from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.folder_lock import LockFile
@@ -140,7 +140,10 @@ def _encode_shard(
             start = stop
             progress(len(images))
     with _write_errors(plan.path(number)), atomic_write(plan.path(number)) as scratch:
-        save_file({"latents": latents, "labels": data.labels[indices]}, scratch, metadata=plan.metadata())
+        labels = data.labels[indices]
+        checksums = torch.stack([sample_checksums(latents[:, flip], labels) for flip in (0, 1)], 1)
+        tensors = {"latents": latents, "labels": labels, CHECKSUMS: checksums}
+        save_file(tensors, scratch, metadata=plan.metadata())
         with scratch.open("rb") as file:
             os.fsync(file.fileno())
 

@@ -1,27 +1,33 @@
 """Files of a latent cache: its shards, its index, and the identity that ties them together.
 
 A cache is a folder of shards ``shard-00000.safetensors`` (``latents`` [n, 2, c, h, w], each image and its
-flipped copy; ``labels`` [n]) and an index, ``cache.json``, which is written last.
+flipped copy; ``labels`` [n]; ``checksums`` [n, 2], see :func:`sample_checksums`) and an index,
+``cache.json``, which is written last.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
+from pydantic import BaseModel, ValidationError
+from torch import Tensor
 
 from driftgen.errors import InputError
+from driftgen.support.config_base import Count
+from driftgen.support.untrusted_files import open_safetensors, read_json, shown
 
-__all__ = ["AGAIN", "DTYPES", "INDEX", "ShardPlan", "one_line", "read_index"]
+__all__ = ["AGAIN", "CHECKSUMS", "DTYPES", "INDEX", "ShardPlan", "one_line", "read_index", "sample_checksums"]
 
 INDEX = "cache.json"
 FORMAT, VERSION = "driftgen latents", 1
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 AGAIN = "run driftgen encode again"
+CHECKSUMS = "checksums"  # tensor of a shard; shards of earlier versions have none
 
 
 @dataclass(frozen=True)
@@ -55,10 +61,10 @@ class ShardPlan:
         """Return True if the shard exists and is complete; raise if it belongs to another cache."""
         path = self.path(number)
         try:
-            with safe_open(path, framework="pt") as shard:
-                identity = json.loads((shard.metadata() or {}).get("identity", "{}"))
+            with open_safetensors(path, "a shard of latents", AGAIN) as shard:
+                identity = dict(json.loads((shard.metadata() or {}).get("identity", "{}")))
                 shapes = shard.get_slice("latents").get_shape(), shard.get_slice("labels").get_shape()
-        except (OSError, ValueError, SafetensorError):
+        except InputError:
             return False
         self._check(path, identity)
         n = len(self.rows(number))
@@ -108,24 +114,59 @@ class ShardPlan:
             )
 
 
+class _Identity(BaseModel):
+    data: str
+    tokenizer: str
+    options: str
+
+
+class _Options(BaseModel):
+    shard_size: Count
+    dtype: Literal["float32", "bfloat16", "float16"]
+    seed: int = 0
+
+
+class _Index(BaseModel):
+    images: Count
+    latent_shape: tuple[Count, Count, Count]
+    class_names: list[str]
+    tokenizer: dict[str, Any]
+    identity: _Identity
+
+
 def read_index(folder: Path) -> dict[str, Any]:
     """Read and check ``cache.json``."""
     path = folder / INDEX
-    try:
-        index = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         if any(folder.glob("shard-*.safetensors")):
-            raise InputError(f"{folder} is an incomplete latent cache: {AGAIN}") from None
-        raise InputError(f"{folder} holds no latent cache: create one with driftgen encode") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read: {one_line(error)}; delete it and {AGAIN}") from None
-    if not isinstance(index, dict) or index.get("format") != FORMAT:
+            raise InputError(f"{folder} is an incomplete latent cache: {AGAIN}")
+        raise InputError(f"{folder} holds no latent cache: create one with driftgen encode")
+    index = read_json(path, "the index of a latent cache", f"delete it and {AGAIN}")
+    if index.get("format") != FORMAT:
         raise InputError(f"{path} is not the index of a latent cache: choose another folder")
     if index.get("version") != VERSION:
-        raise InputError(f"{path} has version {index.get('version')!r}, expected {VERSION}: {AGAIN}")
-    if not {"images", "latent_shape", "class_names", "tokenizer", "identity"} <= index.keys():
-        raise InputError(f"{path} is damaged: delete it and {AGAIN}")
+        raise InputError(f"{path} has version {shown(index.get('version'))}, expected {VERSION}: {AGAIN}")
+    try:
+        _Index.model_validate(index)
+        options = _Options.model_validate_json(index["identity"]["options"])
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InputError(f"{path} is damaged ({where}: {first['msg']}): delete it and {AGAIN}") from None
+    last = -(-index["images"] // options.shard_size) - 1
+    if not (folder / f"shard-{last:05d}.safetensors").exists():  # before so many shards are looked for
+        raise InputError(f"{folder} is an incomplete latent cache of {last + 1:,} shards: {AGAIN}")
     return index
+
+
+def sample_checksums(latents: Tensor, labels: Tensor) -> Tensor:
+    """Return a CRC-32 of each latent ``[n, ...]`` and its label, as int64 ``[n]``.
+
+    Of each sample, so that only what is read needs to be verified.
+    """
+    rows = latents.contiguous().flatten(1).view(torch.uint8).numpy()
+    sums = [zlib.crc32(row.data, label) for row, label in zip(rows, labels.tolist(), strict=True)]
+    return torch.tensor(sums, dtype=torch.int64)
 
 
 def one_line(error: Exception) -> str:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from driftgen.data.classes import choose
-from driftgen.data.latent_shards import AGAIN, ShardPlan, one_line, read_index
+from driftgen.data.latent_shards import AGAIN, CHECKSUMS, INDEX, ShardPlan, read_index, sample_checksums
 from driftgen.errors import InputError
 from driftgen.support.rng import derive_generator
+from driftgen.support.untrusted_files import open_safetensors
 from driftgen.support.user_paths import expand_user
 
 if TYPE_CHECKING:
@@ -52,9 +52,13 @@ class LatentCache:
             path = self._plan.path(number)
             if not self._plan.is_complete(number):
                 raise InputError(f"{path} is missing or damaged: {AGAIN}")
-            with safe_open(path, framework="pt") as shard:
-                labels.append(shard.get_tensor("labels").clone())
+            with open_safetensors(path, "a shard of latents", AGAIN) as shard:
+                labels.append(shard.get_tensor("labels").to(torch.int64, copy=True))
         self.labels = torch.cat(labels)
+        if not 0 <= int(self.labels.min()) <= int(self.labels.max()) < len(self.class_names):
+            raise InputError(f"{self.folder}: a label is no class of {INDEX}: {AGAIN}")
+        self._stored_labels = self.labels
+        self._verified = torch.zeros(len(self.labels), 2, dtype=torch.bool)
         self._chosen: Tensor | None = None
 
     def load(self, indices: Tensor, seed: int, first: int = 0) -> Tensor:
@@ -75,14 +79,26 @@ class LatentCache:
         shard_numbers, counts = torch.unique_consecutive(shards[order], return_counts=True)
         for number, where in zip(shard_numbers.tolist(), order.split(counts.tolist()), strict=True):
             path = self._plan.path(number)
-            try:
-                with safe_open(path, framework="pt") as shard:
-                    latents = shard.get_tensor("latents")  # memory-mapped
-                    out[where] = latents[rows[where] % self._size, flipped[where]].float()
-                    del latents
-            except (OSError, SafetensorError) as error:
-                raise InputError(f"{path} can no longer be read: {one_line(error)}; {AGAIN}") from None
+            with open_safetensors(path, "a shard of latents", AGAIN) as shard:
+                latents = shard.get_tensor("latents")  # memory-mapped
+                samples = latents[rows[where] % self._size, flipped[where]]
+                del latents
+                self._verify(path, shard, rows[where], flipped[where], samples)
+                out[where] = samples.float()
         return out
+
+    def _verify(self, path: Path, shard: Any, rows: Tensor, flipped: Tensor, samples: Tensor) -> None:
+        """Compare the checksum of each sample that is read for the first time."""
+        new = ~self._verified[rows, flipped]
+        if not new.any() or CHECKSUMS not in shard.keys():  # noqa: SIM118, not a mapping
+            return
+        rows, flipped = rows[new], flipped[new]
+        stored = shard.get_tensor(CHECKSUMS)[rows % self._size, flipped]
+        wrong = sample_checksums(samples[new], self._stored_labels[rows]) != stored
+        if wrong.any():
+            number = int(rows[wrong][0])
+            raise InputError(f"{path} is damaged (checksum of sample {number}): delete it and {AGAIN}")
+        self._verified[rows, flipped] = True
 
     def close(self) -> None:
         """Do nothing: no file stays open."""

@@ -16,6 +16,7 @@ from driftgen.data.classes import number_classes
 from driftgen.data.encoded_images import EncodedImages, Listing
 from driftgen.data.locate import IMAGE_SUFFIXES, Place
 from driftgen.errors import InputError
+from driftgen.support.untrusted_files import reading
 
 if TYPE_CHECKING:
     from driftgen.data.config import Data
@@ -83,7 +84,7 @@ def _samples(path: Path, conditional: bool) -> Iterator[tuple[str, tarfile.TarIn
     """Yield name, archive member and label of each image of a shard."""
     if not path.is_file():
         raise InputError(f"{path} is not a regular file: name tar files")
-    try:
+    with reading(path, "a tar file", "write it again"):
         _check_compression(path)
         with tarfile.open(path, "r:") as tar:
             samples = _group(path, tar)
@@ -99,9 +100,6 @@ def _samples(path: Path, conditional: bool) -> Iterator[tuple[str, tarfile.TarIn
                     )
                 label = _read_label(path, tar, key, parts) if conditional else None
                 yield parts[pictures[0]].name, parts[pictures[0]], label
-    except (tarfile.TarError, EOFError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(f"{path} cannot be read as a tar file ({reason}): write it again") from None
 
 
 def _check_compression(path: Path) -> None:

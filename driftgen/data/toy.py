@@ -14,6 +14,7 @@ from torch import Tensor
 
 from driftgen.drift.field import pairwise_distance
 from driftgen.errors import InputError, unknown_name
+from driftgen.support.untrusted_files import read_array
 
 __all__ = ["DISTRIBUTIONS", "Toy", "from_points", "get_toy", "load_points"]
 
@@ -114,17 +115,9 @@ def get_toy(name: str) -> Toy:
 
 def load_points(path: Path) -> Tensor:
     """Read and check the points ``[n, 2]`` of a ``.npy`` file, as float32."""
-    try:
-        with path.open("rb") as file:
-            if file.read(6) != b"\x93NUMPY":
-                raise ValueError("not a NumPy array")
-        array = np.load(path, allow_pickle=False)
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist: give a .npy file of points [n, 2]") from None
-    except (OSError, ValueError, EOFError, MemoryError) as error:
-        raise InputError(
-            f"{path} is not a readable .npy array: write one with numpy.save ({error})"
-        ) from None
+    if not path.exists():
+        raise InputError(f"{path} does not exist: give a .npy file of points [n, 2]")
+    array = read_array(path, "write one with numpy.save")
     if array.dtype.kind not in "fiu":
         raise InputError(f"{path} does not hold an array of numbers: write one with numpy.save")
     return _checked(torch.from_numpy(array.astype(np.float64)), str(path))

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from driftgen.evaluation.inception_score import InceptionScore, ScoreSums
 from driftgen.support.atomic_write import atomic_write
 from driftgen.support.distributed import Distributed
 from driftgen.support.signals import handle_signals
+from driftgen.support.untrusted_files import open_safetensors
 
 __all__ = ["KEPT", "Sums", "accumulate"]
 
@@ -141,19 +141,21 @@ class Sums:
     def load(self, path: Path, key: str) -> bool:
         """Restore saved sums; return False if there are none of the same evaluation."""
         try:
-            with safe_open(path, "pt") as file:
+            with open_safetensors(path, "sums of an evaluation") as file:
                 metadata = file.metadata() or {}
+                if metadata.get("key") != key:
+                    return False
                 tensors = {name: file.get_tensor(name).to(self.device) for name in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError):
-            return False
-        if metadata.get("key") != key:
+                int(tensors["count"]), tensors["total"], tensors["outer"], tensors["features"]
+                blocks = {int(b): d for b, d in (e.split(":") for e in metadata["blocks"].split())}
+        except InputError:  # none, or damaged: computed again
             return False
         self.moments = Moments(int(tensors["count"]), tensors["total"], tensors["outer"])
         self.features = tensors["features"]
         if "probabilities" in tensors:
             self.score = ScoreSums(self.count)
             self.score.probabilities, self.score.entropies = tensors["probabilities"], tensors["entropies"]
-        self.blocks = {int(b): d for b, d in (entry.split(":") for entry in metadata["blocks"].split())}
+        self.blocks = blocks
         return True
 
 

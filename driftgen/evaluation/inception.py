@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from driftgen.errors import InputError
+from driftgen.support.untrusted_files import check_regular, reading
 
 __all__ = ["FEATURES", "WEIGHTS_CHECKSUM", "FIDInception", "LoadedInception", "load_inception", "resize_tf1"]
 
@@ -255,15 +256,12 @@ Raw = dict[str, tuple[Tensor, Tensor, Tensor, Tensor]]  # weight, bias, mean, va
 
 def _read(path: Path) -> Mapping[str, Tensor]:
     """Read a state dict, or the state dict of a TorchScript archive, on the CPU."""
-    try:
-        if _is_torchscript(path):  # parsed by PyTorch's own reader; none of its code is run
+    with reading(path, "weights of Inception", "download it again"):
+        if _is_torchscript(check_regular(path)):  # parsed by PyTorch's own reader; none of its code is run
             tensors: Mapping[str, Tensor] = torch.jit.load(str(path), map_location="cpu").state_dict()
         else:
             stored = torch.load(path, map_location="cpu", weights_only=True)
             tensors = stored if isinstance(stored, Mapping) else {}
-    except Exception as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise InputError(f"{path} cannot be read ({reason[:120]}): download it again") from None
     return {str(name): value for name, value in tensors.items() if isinstance(value, Tensor)}
 
 

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-import yaml  # type: ignore[import-untyped]
-from pydantic import ValidationError
 from torch import Tensor
 
 from driftgen.data.arrays import ArrayImages, in_memory
@@ -16,6 +14,7 @@ from driftgen.data.images import RealData, digits, open_images
 from driftgen.data.locate import SOURCES, is_shard
 from driftgen.errors import InputError
 from driftgen.support.user_paths import expand_user
+from driftgen.support.yaml_files import read_mapping
 
 __all__ = ["DIGITS", "DIGITS_HELDOUT", "Shape", "load_bytes", "open_in_shape", "run_data"]
 
@@ -61,8 +60,8 @@ def run_data(model: str) -> Data | None:
     if model.startswith("hf://") or not path.is_file():
         return None
     try:
-        section = Data.model_validate(yaml.safe_load(path.read_text(encoding="utf-8"))["data"])
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError, ValidationError) as error:
+        section = Data.model_validate(read_mapping(path)["data"])
+    except (ValueError, KeyError) as error:
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"{path} holds no readable data section ({reason}): name the data") from None
     return None if section.kind in ("latents", "memory") else section

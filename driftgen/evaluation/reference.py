@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -22,6 +21,7 @@ from driftgen.evaluation.image_sources import ImageSource
 from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.distributed import Distributed
 from driftgen.support.rng import derive_generator
+from driftgen.support.untrusted_files import open_safetensors, parse_json
 
 __all__ = ["Reference", "compute_reference", "load_reference"]
 
@@ -115,15 +115,19 @@ def load_reference(path: str | Path, device: str | torch.device = "cpu") -> Refe
     place = Path(path)
     if not place.is_file():
         raise InputError(f"{place}: no such file; compute reference statistics with driftgen eval stats")
-    try:
-        with safe_open(place, "pt", str(device)) as file:
-            header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    advice = "write it again, driftgen eval stats"
+    with open_safetensors(place, "reference statistics", advice, str(device)) as file:
+        header = file.metadata() or {}
         if header.get("format") != FORMAT:
             raise InputError(f"{place} holds no reference statistics: write them with driftgen eval stats")
-        moments = Moments(int(tensors["count"]), tensors["total"], tensors["outer"])
-        encoder, about = json.loads(header["encoder"]), json.loads(header["about"])
-        return Reference(moments, tensors["features"], encoder, about)
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise InputError(f"{place} cannot be read ({reason}): write it again, driftgen eval stats") from None
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        count, total, outer, features = (tensors[n] for n in ("count", "total", "outer", "features"))
+        width = features.shape[-1]
+        if (total.shape, outer.shape, features.ndim) != ((width,), (width, width), 2) or int(count) < 2:
+            raise ValueError("the shapes of its tensors do not fit together")
+        if not all(bool(tensor.isfinite().all()) for tensor in (total, outer, features)):
+            raise ValueError("not finite")
+        encoder, about = parse_json(header["encoder"]), parse_json(header["about"])
+        if not isinstance(encoder, dict) or not isinstance(about, dict):
+            raise ValueError("no description of encoder and data")
+        return Reference(Moments(int(count), total, outer), features, encoder, about)

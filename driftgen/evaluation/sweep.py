@@ -23,6 +23,7 @@ from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.checksum import weights_checksum
 from driftgen.support.distributed import Distributed
 from driftgen.support.provenance import provenance
+from driftgen.support.untrusted_files import read_json
 
 __all__ = [
     "RESULT",
@@ -147,13 +148,14 @@ def _start(evaluation: Evaluation, facts: dict[str, Any]) -> dict[str, Any]:
     make_folder(evaluation.out)
     path = evaluation.out / RESULT
     if path.is_file():
-        try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
-            raise InputError(f"{path} is damaged: remove it or choose another --out") from None
+        advice = "remove it or choose another --out"
+        stored = read_json(path, "the result of an evaluation", advice, finite=False)
         if stored.get("key") != key:
             raise InputError(f"{evaluation.out} holds the result of another evaluation: choose another --out")
-        record["rows"] = stored["rows"]
+        rows = stored.get("rows")
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise InputError(f"{path} is damaged, it has no rows: {advice}")
+        record["rows"] = rows
     return record
 
 

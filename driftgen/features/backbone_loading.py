@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from driftgen.errors import InputError
 from driftgen.features.resnet50_checkpoints import IMAGENET, listed
 from driftgen.support.download import download, is_repository
+from driftgen.support.untrusted_files import read_json, reading
 
 __all__ = [
     "CONVNEXT",
@@ -76,17 +76,18 @@ def read_normalization(folder: Path) -> tuple[tuple[float, ...], tuple[float, ..
     path = folder / "preprocessor_config.json"
     if not path.is_file():
         return IMAGENET
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+    with reading(path, "the normalization of images"):
+        record = read_json(path, "the normalization of images")
         mean, std = record.get("image_mean", IMAGENET[0]), record.get("image_std", IMAGENET[1])
         if not record.get("do_normalize", True):
             mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
         factor = float(record.get("rescale_factor", 1 / 255)) if record.get("do_rescale", True) else 1.0
         scale = 255 * factor
         # Convert to images in 0 ... 1, whatever range the folder rescales to.
-        return tuple(float(m) / scale for m in mean), tuple(float(s) / scale for s in std)
-    except (OSError, ValueError, TypeError, AttributeError, ZeroDivisionError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
+        means, deviations = (tuple(float(value) / scale for value in values) for values in (mean, std))
+        if not all(0 < abs(d) < 1e9 for d in deviations) or not all(abs(m) < 1e9 for m in means):
+            raise ValueError(f"mean {mean}, standard deviation {std}")
+        return means, deviations
 
 
 def load_backbone(folder: Path, stages: Sequence[str] | None) -> Any:

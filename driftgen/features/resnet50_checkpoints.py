@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from driftgen.errors import InputError, unknown_name
+from driftgen.support.untrusted_files import read_tensors
 
 __all__ = ["IMAGENET", "LAYOUTS", "listed", "read_resnet50", "resnet50_arguments"]
 
@@ -100,21 +98,7 @@ def listed(label: str, names: list[str]) -> str:
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"{path} does not exist: give a .pth or .safetensors file")
-    try:
-        if path.suffix == ".safetensors":
-            return dict(load_file(path))
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        raise InputError(
-            f"{path} holds more than tensors, or is damaged: it is not loaded, because that would execute "
-            "code in it; save its state_dict as .safetensors"
-        ) from None
-    except (SafetensorError, RuntimeError, EOFError, OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(f"{path} is damaged or not a weights file ({reason}): copy it again") from None
-    if not isinstance(content, Mapping):
-        raise InputError(f"{path} holds a {type(content).__name__}, expected a state_dict")
-    return dict(content)
+    return read_tensors(path)
 
 
 def _detect_layout(path: Path, tensors: Mapping[str, Any], ambiguous: bool) -> str:

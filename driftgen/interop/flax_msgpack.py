@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from driftgen.errors import InputError
 from driftgen.support.atomic_write import atomic_write
+from driftgen.support.untrusted_files import open_regular, reading
 
 __all__ = ["Stored", "index_parameters", "read_parameters", "write_parameters"]
 
@@ -63,7 +65,7 @@ class Stored:
         flat = torch.empty(self.size, dtype=torch.uint8) if memory is None else memory[: self.size]
         place: Any = memoryview(flat.numpy())  # type: ignore[arg-type]
         start = 0
-        with self.path.open("rb") as file:
+        with reading(self.path, "parameters"), open_regular(self.path) as file:
             for offset, size in self.pieces:
                 file.seek(offset)
                 if file.readinto(place[start : start + size]) != size:
@@ -74,21 +76,19 @@ class Stored:
 
 def index_parameters(path: Path) -> dict[str, Stored]:
     """Return every array of the file under its path, joined by "/", without reading the data."""
-    try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            tree, _ = _Walk(path, data).value(0)
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist") from None
-    except InputError as error:
-        raise InputError(f"{path} is not a flax parameter file ({error})") from None
-    except (msgpack.OutOfData, IndexError):
-        raise InputError(f"{path} ends too early: it is truncated; copy it again") from None
-    except (msgpack.UnpackException, KeyError, ValueError, TypeError) as error:
-        empty = path.stat().st_size == 0
-        raise InputError(f"{path} is {'empty' if empty else 'not a flax parameter file'}") from error
-    if not isinstance(tree, dict):
-        raise InputError(f"{path} does not hold a tree of parameters")
-    return dict(_flatten(tree, "", path))
+    with reading(path, "a flax parameter file"), open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            raise InputError(f"{path} is empty")
+        try:
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                tree, _ = _Walk(path, data).value(0)
+        except InputError as error:
+            raise InputError(f"{path} is not a flax parameter file ({error})") from None
+        except (msgpack.OutOfData, IndexError):
+            raise InputError(f"{path} ends too early: it is truncated; copy it again") from None
+        if not isinstance(tree, dict):
+            raise InputError(f"{path} does not hold a tree of parameters")
+        return dict(_flatten(tree, "", path))
 
 
 def read_parameters(path: Path) -> dict[str, Tensor]:
@@ -150,6 +150,8 @@ class _Walk:
         name = name.decode() if isinstance(name, bytes) else name
         if name not in DTYPES:
             raise InputError(f"dtype {name} is not supported")
+        if not isinstance(shape, list) or not all(isinstance(n, int) and 0 <= n < 2**63 for n in shape):
+            raise InputError(f"an array has the shape {str(shape)[:80]}")
         array = Stored(self.path, DTYPES[name], tuple(shape), ())
         # The rest of the extension is a byte string: a header of 2 to 5 bytes, then the data.
         rest = end - (body + head.tell())

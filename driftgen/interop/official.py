@@ -21,6 +21,7 @@ from driftgen.interop.flax_msgpack import Stored, index_parameters, write_parame
 from driftgen.interop.mae_names import official_mae_arguments, official_mae_names, official_mae_options
 from driftgen.support.atomic_write import atomic_write
 from driftgen.support.meta_init import on_meta_device
+from driftgen.support.untrusted_files import described_by, read_json, reading, shown
 
 __all__ = ["is_official", "load_official", "read_metadata", "save_official"]
 
@@ -49,14 +50,14 @@ def load_official(folder: str | Path) -> nn.Module:
     metadata = read_metadata(place)
     path = place / (PARAMETERS if metadata else CONVNEXT_PARAMETERS)
     parameters = index_parameters(path)
-    try:
-        with on_meta_device():
+    described = place / METADATA if metadata else path
+    with described_by(described, "a configuration"), on_meta_device(len(parameters)):
+        try:
             model, names = _build(metadata, parameters)
-    except KeyError as error:
-        raise InputError(f"{place / METADATA}: model_config lacks {error}") from None
-    except InputError as error:
-        raise InputError(f"{place / METADATA if metadata else path}: {error}") from None
-    model.load_state_dict(_to_ours(parameters, names, model.state_dict(), path), assign=True)
+        except KeyError as error:
+            raise InputError(f"model_config lacks {error}") from None
+    with reading(path, f"the weights that {described.name} describes"):
+        model.load_state_dict(_to_ours(parameters, names, model.state_dict(), path), assign=True)
     return model
 
 
@@ -105,14 +106,11 @@ def read_metadata(folder: Path) -> dict[str, Any]:
     path = place / METADATA
     if not path.is_file():
         return {}
-    try:
-        metadata = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
-    if not isinstance(metadata, dict) or not isinstance(metadata.get("model_config"), dict):
+    metadata = read_json(path, "the description of a released model")
+    if not isinstance(metadata.get("model_config"), dict):
         raise InputError(f"{path} holds no model_config")
     if metadata.get("kind") not in ("gen", "mae"):
-        raise InputError(f"{path} is of kind {metadata.get('kind')!r}, expected 'gen' or 'mae'")
+        raise InputError(f"{path} is of kind {shown(metadata.get('kind'))}, expected 'gen' or 'mae'")
     return metadata
 
 

@@ -7,14 +7,15 @@ and ``model-best/`` the average with the best evaluation. The run replaces them 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-import yaml  # type: ignore[import-untyped]
 
 from driftgen.errors import InputError
 from driftgen.interop.saved_config import CONFIG, read_config
 from driftgen.support.atomic_write import PARTIAL, REPLACED
+from driftgen.support.untrusted_files import read_bytes
+from driftgen.support.yaml_files import read_mapping
 
 __all__ = ["LIVE", "RUN_MODEL", "choose_weights", "find_run_model", "weight_sets"]
 
@@ -77,9 +78,9 @@ def _set_name(model: Path) -> str:
 def _no_model_yet(run: Path) -> str:
     """Return when a run without a model will save its first one."""
     try:
-        config: Any = yaml.safe_load((run / RUN_CONFIG).read_text(encoding="utf-8"))
+        config: Any = read_mapping(run / RUN_CONFIG)
         every, steps = int(config["output"]["checkpoint_every"]), int(config["optim"]["steps"])
-    except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError):
+    except (ValueError, LookupError, TypeError, ZeroDivisionError, OverflowError):
         return f"{run} has no model yet: a run saves one at every checkpoint"
     saved = [int(p.name[5:]) for p in (run / CHECKPOINTS).glob("step-*") if p.name[5:].isdigit()]
     first = min((max(saved, default=0) // every + 1) * every, steps)
@@ -94,11 +95,10 @@ def _no_model_yet(run: Path) -> str:
 def _last_step(metrics: Path) -> int:
     """Return the step of the last row of metrics, 0 if there is none."""
     try:
-        for line in reversed(metrics.read_text(encoding="utf-8").splitlines()):
-            try:
-                return int(json.loads(line).get("step", 0))
-            except ValueError:
-                continue  # a row that is being written
-    except OSError:
-        pass
+        lines = read_bytes(metrics).splitlines()
+    except (OSError, InputError):
+        lines = []
+    for line in reversed(lines):
+        with suppress(ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+            return int(json.loads(line).get("step", 0))  # unless the row is being written
     return 0

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import nn
 
 import driftgen
 from driftgen.errors import InputError
-from driftgen.support.sharded_safetensors import WEIGHTS
+from driftgen.support.sharded_safetensors import WEIGHTS, check_files, file_checksum
+from driftgen.support.untrusted_files import read_json, shown
 
 __all__ = [
     "CARD",
@@ -22,8 +22,10 @@ __all__ = [
     "VERSION",
     "SavedConfig",
     "check_overwrite",
+    "check_tokenizer",
     "model_options",
     "read_config",
+    "tokenizer_checksums",
 ]
 
 CONFIG, CARD = "config.json", "README.md"
@@ -45,9 +47,11 @@ class SavedConfig(BaseModel):
         source: origin of the weights, for the model card.
         official: ``metadata.json`` of the released artifact that the model was converted from; needed to
             convert it back bit for bit.
+        checksums: SHA-256 of each weight file by its path in the folder; empty for models of versions before
+            checksums.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     format: Literal["driftgen"]
     version: int
@@ -55,25 +59,23 @@ class SavedConfig(BaseModel):
     options: dict[str, Any]
     tokenizer: dict[str, Any] | None = None
     class_names: list[str] | None = None
-    guidance: float = Field(default=1.0, ge=1.0)
+    guidance: float = Field(default=1.0, ge=1.0, le=1e6)
     source: dict[str, Any] = {}
     official: dict[str, Any] | None = None
+    checksums: dict[str, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]] = {}
 
 
 def read_config(folder: Path) -> SavedConfig:
     """Read and check the ``config.json`` of a model's folder."""
     path = folder / CONFIG
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{folder} holds no model: {CONFIG} and {WEIGHTS} are expected in it") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
-    if not isinstance(record, dict) or record.get("format") != "driftgen":
+    if not path.exists():
+        raise InputError(f"{folder} holds no model: {CONFIG} and {WEIGHTS} are expected in it")
+    record = read_json(path, "the description of a model")
+    if record.get("format") != "driftgen":
         raise InputError(f"{path} does not describe a driftgen model{_foreign(record)}")
     if record.get("version") != VERSION:
         raise InputError(
-            f"{path} has version {record.get('version')!r}, driftgen {driftgen.__version__} reads "
+            f"{path} has version {shown(record.get('version'))}, driftgen {driftgen.__version__} reads "
             f"version {VERSION}: update driftgen, or save the model again"
         )
     try:
@@ -95,6 +97,20 @@ def check_overwrite(folder: Path, overwrite: bool) -> None:
         raise InputError(f"{folder} holds {taken[0]} already: choose another folder, or pass overwrite=True")
 
 
+def tokenizer_checksums(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each weight file of the tokenizer in a model's folder."""
+    return {name: file_checksum(folder / name) for name in _tokenizer_files(folder)}
+
+
+def check_tokenizer(folder: Path, checksums: Mapping[str, str]) -> None:
+    """Compare the weight files of the tokenizer with their checksums."""
+    check_files(folder, {name: checksums[name] for name in _tokenizer_files(folder) if name in checksums})
+
+
+def _tokenizer_files(folder: Path) -> list[str]:
+    return sorted(f"{TOKENIZER}/{path.name}" for path in (folder / TOKENIZER).glob("*.safetensors"))
+
+
 def model_options(model: nn.Module) -> dict[str, Any]:
     """Return the options that build the model again, as far as the model tells them."""
     options, config = getattr(model, "options", None), getattr(model, "config", None)
@@ -111,5 +127,5 @@ def _foreign(record: Any) -> str:
     if isinstance(record, Mapping):
         for key in ("_class_name", "model_type", "architectures", "architecture"):
             if key in record:
-                return f": {key} is {record[key]!r}"
+                return f": {key} is {shown(record[key])}"
     return ""

@@ -25,6 +25,7 @@ from driftgen.support.folder_lock import hold_file
 from driftgen.support.progress import track
 from driftgen.support.provenance import command_line, provenance
 from driftgen.support.rng import derive_seed
+from driftgen.support.untrusted_files import read_arrays, read_json, shown
 
 __all__ = ["Collected", "collect", "demonstrate"]
 
@@ -104,9 +105,10 @@ def _check_options(parts: Path, options: dict[str, Any]) -> None:
     if not path.exists():
         with atomic_write(path) as scratch:
             scratch.write_text(json.dumps(options))
-    elif (found := json.loads(path.read_text())) != options:
+    elif (found := read_json(path, "options of a collection", f"remove {parts}")) != options:
         raise InputError(
-            f"{parts} holds an interrupted collection with {found}: repeat its options, or remove the folder"
+            f"{parts} holds an interrupted collection with {shown(found)}: repeat its options, or remove the "
+            "folder"
         )
 
 
@@ -220,11 +222,11 @@ def _write_robomimic(path: Path, task: str, names: list[Path], images: bool, see
         data = file.create_group("data")
         for number, name in enumerate(names):
             demo = data.create_group(f"demo_{number}")
-            with np.load(name) as arrays:
-                for key in arrays.files:
-                    packed = {"compression": "gzip"} if key.endswith("_image") else {}
-                    demo.create_dataset(key, data=arrays[key], **packed)
-                length = len(arrays["actions"])
+            arrays = read_arrays(name, advice="remove it, and run the same command")
+            for key, array in arrays.items():
+                packed = {"compression": "gzip"} if key.endswith("_image") else {}
+                demo.create_dataset(key, data=array, **packed)
+            length = len(arrays["actions"])
             demo["dones"] = (np.arange(length) == length - 1).astype(np.int64)
             demo.attrs["num_samples"], demo.attrs["seed"] = length, int(name.stem.removeprefix("seed-"))
             steps += length

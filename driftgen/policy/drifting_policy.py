@@ -72,6 +72,7 @@ class DriftingPolicy:
         device: str | None = None,
         scheduler: str | None = None,
         calls: int | None = None,
+        verify: bool = True,
     ) -> DriftingPolicy:
         """Load a policy.
 
@@ -81,8 +82,9 @@ class DriftingPolicy:
             device: ``"cpu"`` or ``"cuda"``; the CPU if None.
             scheduler: ``"ddim"`` or ``"ddpm"``, for a policy of method diffusion.
             calls: network calls per chunk, likewise.
+            verify: compare the weights with the checksums in ``config.json``.
         """
-        model, folder, facts = load_any(source, weights)
+        model, folder, facts = load_any(source, weights, verify=verify)
         if not isinstance(model, PolicyNetwork):
             raise InputError(f"{folder} holds a {type(model).__name__}, no policy: see driftgen policy train")
         sampler = make_sampler(model.method, scheduler, calls)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import lzma
 import re
-import zipfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from driftgen.errors import InputError
 from driftgen.policy.episodes import STATE, Episodes
 from driftgen.policy.observation_keys import BLOCKPUSH, PUSHT, ROBOMIMIC, choose_keys, observe
+from driftgen.support.untrusted_files import check_memory, check_regular, read_array, read_arrays, reading
 
 __all__ = ["open_episodes"]
 
@@ -65,7 +65,8 @@ def open_episodes(
         raise InputError(f"{path} is not a known data set: pass {FORMS}")
     if subset is not None and reader is not _read_robomimic:
         raise InputError(f"subset={subset!r}: {path} is no robomimic file; leave the option out")
-    return reader(path, observe, limit, subset)
+    with reading(path, "demonstrations"):
+        return reader(path, observe, limit, subset)
 
 
 Reader = Callable[[Path, str | None, int | None, str | None], Episodes]
@@ -90,12 +91,15 @@ def _read_zarr(path: Path, wanted: str | None, limit: int | None, subset: str | 
         import zarr
     except ImportError:
         raise InputError(f"{path}: reading zarr needs zarr: pip install 'driftgen[policy]'") from None
-    try:
+    for file in [path] if path.is_file() else path.rglob("*"):
+        if not file.is_dir():
+            check_regular(file)
+    with reading(path, "zarr"):
         store = zarr.storage.ZipStore(path, mode="r") if path.is_file() else str(path)
         root: Any = zarr.open_group(store, mode="r")
         members = {f"{group}/{name}": root[group][name] for group in root for name in root[group]}
-    except Exception as error:  # zarr has no common class of errors
-        raise InputError(f"{path} cannot be read as zarr: {_reason(error)}") from None
+        for name, array in members.items():
+            check_memory(f"{path}: {name}", int(np.prod(array.shape, dtype=object)) * array.dtype.itemsize)
     if "meta/episode_ends" not in members:
         raise InputError(f"{path} has no meta/episode_ends: store the end of each episode there")
     arrays = {key.removeprefix("data/"): a for key, a in members.items() if key.startswith("data/")}
@@ -103,11 +107,7 @@ def _read_zarr(path: Path, wanted: str | None, limit: int | None, subset: str | 
 
 
 def _read_npz(path: Path, wanted: str | None, limit: int | None, subset: str | None) -> Episodes:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path} cannot be read as an array: {_reason(error)}") from None
+    arrays = read_arrays(path)
     if "episode_ends" not in arrays:
         raise InputError(
             f"{path} has no episode_ends but {', '.join(arrays)}: store the end of each episode there"
@@ -127,11 +127,9 @@ class _CompressedFrames:
     def __getitem__(self, part: slice) -> NDArray[np.uint8]:
         count = self.shape[0] if part.stop is None else min(part.stop, self.shape[0])
         size = int(np.prod(self.shape[1:])) * count
-        try:
-            with lzma.open(self.path) as file:
-                frames = np.frombuffer(file.read(size), np.uint8)
-        except (OSError, EOFError, lzma.LZMAError) as error:
-            raise InputError(f"{self.path} cannot be read: {_reason(error)}") from None
+        check_memory(self.path, size)
+        with reading(self.path, "frames"), lzma.open(check_regular(self.path)) as file:
+            frames = np.frombuffer(file.read(size), np.uint8)
         if len(frames) != size:
             raise InputError(f"{self.path} holds {len(frames)} bytes, its name says {size}")
         return frames.reshape(count, *self.shape[1:])
@@ -172,11 +170,7 @@ def _read_robomimic(path: Path, wanted: str | None, limit: int | None, subset: s
         import h5py
     except ImportError:
         raise InputError(f"{path}: reading HDF5 needs h5py: pip install 'driftgen[policy]'") from None
-    try:
-        file = h5py.File(path, "r")
-    except OSError as error:
-        raise InputError(f"{path} cannot be read as HDF5: {_reason(error)}") from None
-    with file:
+    with reading(path, "HDF5"), h5py.File(check_regular(path), "r") as file:
         demos = _demo_names(path, file, subset)[:limit]
         parts, actions = [], []
         for name in demos:
@@ -224,10 +218,7 @@ def _demo_names(path: Path, file: Any, subset: str | None) -> list[str]:
 def _read_kitchen(path: Path, wanted: str | None, limit: int | None, subset: str | None) -> Episodes:
     arrays = []
     for name in KITCHEN:
-        try:
-            arrays.append(np.load(path / name, allow_pickle=False))
-        except (OSError, EOFError, ValueError) as error:
-            raise InputError(f"{path / name} cannot be read: {_reason(error)}; expected {KITCHEN}") from None
+        arrays.append(read_array(path / name, f"expected {KITCHEN}"))
     observations, actions, mask = arrays
     if wanted not in (None, "state"):
         raise InputError(f"observe={wanted!r}: {path} has state alone")
@@ -264,7 +255,3 @@ def _read_lerobot(path: Path, wanted: str | None, limit: int | None, subset: str
 
 def _shapes(observations: Mapping[str, NDArray[Any]]) -> dict[str, list[int]]:
     return {key: list(array.shape[1:]) for key, array in observations.items()}
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -166,7 +166,8 @@ class Episodes:
                 f"{self.source}: {key} has shape {list(values.shape)} and dtype {values.dtype}, expected "
                 "numbers [steps, dimensions]"
             )
-        floats = np.ascontiguousarray(values, np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused below
+            floats = np.ascontiguousarray(values, np.float32)
         finite = np.isfinite(floats).all(axis=1)
         if not finite.all():
             step = int(np.flatnonzero(~finite)[0])

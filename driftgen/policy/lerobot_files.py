@@ -12,6 +12,7 @@ from PIL import Image
 
 from driftgen.errors import InputError
 from driftgen.policy.episodes import IMAGE, STATE, Episodes
+from driftgen.support.untrusted_files import check_regular, reading
 
 __all__ = ["read_lerobot"]
 
@@ -29,16 +30,17 @@ def read_lerobot(path: Path, wanted: str | None, limit: int | None) -> Episodes:
     """
     try:
         import pyarrow.parquet as parquet
-        from pyarrow import ArrowInvalid, concat_tables
+        from pyarrow import concat_tables
     except ImportError:
         raise InputError(f"{path}: reading parquet needs pyarrow: pip install pyarrow") from None
     files = sorted(path.glob("data/**/*.parquet"))
     if not files:
         raise InputError(f"{path} has no data/**/*.parquet: expected a LeRobot data set")
-    try:
-        table = concat_tables([parquet.read_table(file) for file in files])
-    except (ArrowInvalid, OSError) as error:
-        raise InputError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
+    tables = []
+    for file in files:
+        with reading(file, "parquet"):
+            tables.append(parquet.read_table(check_regular(file)))
+    table = concat_tables(tables)
     columns: list[str] = table.column_names
     for name in ("action", "episode_index", "frame_index"):
         if name not in columns:
@@ -53,7 +55,10 @@ def read_lerobot(path: Path, wanted: str | None, limit: int | None) -> Episodes:
             f"{path} has no column {missing[0] if missing else STATE}: choose from "
             f"{', '.join(stored) or '(none)'}; store frames as images, videos are not decoded"
         )
-    episode, frame = (table[name].to_numpy().astype(np.int64) for name in ("episode_index", "frame_index"))
+    with np.errstate(invalid="ignore"):  # damaged numbers are refused with the ends of the episodes
+        episode, frame = (
+            table[name].to_numpy().astype(np.int64) for name in ("episode_index", "frame_index")
+        )
     order = np.lexsort((frame, episode))
     ends = np.flatnonzero(np.diff(episode[order], append=episode.max(initial=0) + 1)) + 1
     if limit is not None:

@@ -12,6 +12,7 @@ from driftgen.interop.packaged import find_packaged
 from driftgen.policy.environments import TASKS, SimulatedTask, find_task, matching_observations
 from driftgen.policy.rollout import Policy, RandomPolicy
 from driftgen.support.distributed import choose_device
+from driftgen.support.untrusted_files import open_safetensors, reading
 
 __all__ = ["LoadOptions", "checkpoint_steps", "choose_task", "load_policy", "policies_of_run"]
 
@@ -116,21 +117,17 @@ def policies_of_run(run: str, count: int, options: LoadOptions) -> list[tuple[st
 
 def _load_checkpoint(run: str, step: int, options: LoadOptions) -> Policy:
     """Load a run's policy with the weights of a checkpoint in place of its newest ones."""
-    from safetensors import SafetensorError, safe_open
-
     loaded = load_policy(run, options)
     policy: Any = loaded
     source = getattr(policy, "source", {})
     prefix = f"ema/{source['ema']}/" if "ema" in source else "model/"
     path = Path(run) / CHECKPOINTS / f"step-{step:08d}" / STATE
-    try:
-        with safe_open(path, "pt") as file:
-            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118, not a mapping
-            weights = {name.removeprefix(prefix): file.get_tensor(name) for name in names}
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+    with open_safetensors(path, "a checkpoint", "choose another one") as file:
+        names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118, not a mapping
+        weights = {name.removeprefix(prefix): file.get_tensor(name) for name in names}
     missing = policy.network.state_dict().keys() - weights.keys()
     if missing:
         raise InputError(f"{path} has no {prefix}{min(missing)}: it belongs to another kind of run")
-    policy.network.load_state_dict(weights)
+    with reading(path, "weights of the policy", "it belongs to another kind of run"):
+        policy.network.load_state_dict(weights)
     return loaded

@@ -22,6 +22,7 @@ from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.checksum import weights_checksum
 from driftgen.support.progress import track
 from driftgen.support.provenance import environment, provenance
+from driftgen.support.untrusted_files import read_json
 
 __all__ = ["EPISODES", "FIRST_SEED", "Summary", "evaluate_policies", "score_table", "summarize"]
 
@@ -201,11 +202,11 @@ def _record(
 def _known_checkpoints(path: Path, protocol: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the checkpoints of a file by their weights; none if its protocol differs or it is damaged."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_json(path, "the result of an evaluation", finite=False)
         if any(record.get(key) != value for key, value in protocol.items()):
             return {}
         return {entry["weights"]: entry for entry in record["checkpoints"]}
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError):
         return {}
 
 

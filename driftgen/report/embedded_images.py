@@ -10,6 +10,7 @@ from pathlib import Path
 from PIL import Image, features
 
 from driftgen.support.sheets import Sheet
+from driftgen.support.untrusted_files import check_regular
 
 __all__ = ["Picture", "embed_file", "embed_images", "embed_sheet"]
 
@@ -79,11 +80,11 @@ def embed_images(images: list[Image.Image], max_width: int) -> list[Picture]:
 def embed_file(path: Path) -> Picture | None:
     """Embed the bytes of an image file, such as an animation; None if it cannot be read."""
     try:
-        with Image.open(path) as image:
+        with Image.open(check_regular(path)) as image:
             image.verify()
             size, kind = image.size, KINDS[path.suffix.lower()]
         data = path.read_bytes()
-    except (OSError, SyntaxError, ValueError, KeyError, Image.DecompressionBombError):
+    except Exception:  # damaged files raise many types
         return None
     return Picture(_data_uri(data, kind), *size)
 

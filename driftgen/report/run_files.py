@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
-
 from driftgen.errors import InputError
 from driftgen.report.curves import LARGEST
 from driftgen.report.run_rows import read_rows
+from driftgen.support.untrusted_files import read_bytes
+from driftgen.support.yaml_files import parse
 from driftgen.training.run_folder import CONFIG, METRICS, SAMPLES
 
 __all__ = ["RunFiles", "Warned", "format_value", "open_run", "read_run", "seconds_text"]
+
+LARGEST_TEXT = 2**28  # bytes of a configuration or a result
 
 
 EVALUATION = "evaluation.json"
@@ -196,8 +198,8 @@ def read_run(folder: Path) -> RunFiles:
     header, rows, skipped = read_rows(folder / METRICS)
     text = _text(folder / CONFIG)
     try:
-        config = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
+        config = parse(text, str(folder / CONFIG))
+    except InputError:
         config = None
     sheets = {}
     for path in (folder / SAMPLES).glob("step-*.png"):
@@ -285,8 +287,8 @@ def _finite(value: Any) -> float | None:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        return read_bytes(path, LARGEST_TEXT).decode("utf-8", errors="replace")
+    except (OSError, InputError):
         return ""
 
 

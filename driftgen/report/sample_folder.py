@@ -17,6 +17,7 @@ from driftgen.pipeline import DriftPipeline
 from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.folder_lock import hold_folder
 from driftgen.support.sheets import Sheet, write_sheet
+from driftgen.support.untrusted_files import check_regular, read_json, reading
 
 __all__ = ["parse_labels", "write_latents", "write_samples"]
 
@@ -85,7 +86,8 @@ def _write_samples(
         on_step(done, (pipe.evaluated - before) / (done - skipped))
     shown = []
     for path in paths[:ON_SHEET]:
-        with Image.open(path) as image:
+        advice = "remove it, and run the same command"
+        with reading(path, "an image", advice), Image.open(check_regular(path)) as image:
             shown.append(image.copy())
     names = pipe.class_names if pipe.class_names and len(pipe.class_names) > 1 else None
     captions = [names[label] for label in labels[:ON_SHEET]] if names else ()
@@ -120,8 +122,8 @@ def _image_path(folder: Path, number: str, label: int, class_names: Sequence[str
 def _claim(path: Path, record: dict[str, Any]) -> None:
     if path.is_file():
         try:
-            existing = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            existing = read_json(path, "the record of samples", finite=False)
+        except InputError:
             existing = {}
         differing = [key for key in record if existing.get(key) != record[key]]
         if differing:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from driftgen.errors import InputError
 from driftgen.report.embedded_images import Picture, embed_file
 from driftgen.report.page import write_page
 from driftgen.report.toy_files import INIT_WORDS, METRICS, metric_rows
+from driftgen.support.untrusted_files import read_json
 
 __all__ = ["ToyView", "read_toy", "write_toy_page"]
 
@@ -41,12 +40,12 @@ class ToyView:
 def read_toy(folder: Path, demo: bool = False) -> ToyView | None:
     """Read the files of a toy run; None if there is none or its metrics are damaged."""
     try:
-        metrics: dict[str, Any] = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+        metrics = read_json(folder / METRICS, "metrics of a toy run", finite=False)
         config = metrics["config"]
         kind = "generator" if config["generator"] else "points"
         title = f"{metrics['distribution']}: {kind}, {INIT_WORDS[config['init']]}"
         rows = metric_rows(metrics)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
     keys: list[str] = ["driftgen", "torch", "python", "hardware"]
     about = {key: str(metrics[key]) for key in keys if key in metrics}

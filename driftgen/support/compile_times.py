@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from driftgen.support.atomic_write import atomic_write
+from driftgen.support.untrusted_files import read_bytes
 
 __all__ = ["last_compile_seconds", "record_compile_seconds"]
 
@@ -39,8 +40,8 @@ def _path() -> Path:
 
 
 def _read() -> dict[str, Any]:
-    with suppress(OSError, ValueError, RuntimeError):
-        entries = json.loads(_path().read_text(encoding="utf-8"))
+    with suppress(OSError, ValueError, RuntimeError):  # RecursionError is a RuntimeError
+        entries = json.loads(read_bytes(_path()))
         if isinstance(entries, dict):
             return entries
     return {}

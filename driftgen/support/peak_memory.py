@@ -7,7 +7,9 @@ import sys
 
 import torch
 
-__all__ = ["peak_memory", "reset_peak_memory", "show_memory", "total_memory"]
+from driftgen.errors import InputError
+
+__all__ = ["check_fits", "peak_memory", "reset_peak_memory", "show_memory", "total_memory"]
 
 
 def peak_memory(device: torch.device) -> int:
@@ -39,3 +41,14 @@ def total_memory(device: torch.device) -> int | None:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
         return None
+
+
+def check_fits(what: str, size: int, device: torch.device, advice: str = "lower the sizes") -> None:
+    """Raise, before anything is allocated, if ``size`` bytes exceed the memory of the device."""
+    memory = total_memory(device)
+    if memory is not None and size > memory:
+        owner = "the GPU" if device.type == "cuda" else "the machine"
+        raise InputError(
+            f"{what} takes {show_memory(size)} of memory at least, {owner} has {show_memory(memory)}: "
+            f"{advice}"
+        )

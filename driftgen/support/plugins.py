@@ -6,7 +6,7 @@ from importlib.metadata import entry_points
 
 from driftgen.support.download import first_line
 
-__all__ = ["load_entry_points"]
+__all__ = ["listed_failures", "load_entry_points"]
 
 
 def load_entry_points(group: str) -> tuple[str, ...]:
@@ -23,3 +23,8 @@ def load_entry_points(group: str) -> tuple[str, ...]:
         except Exception as error:
             failures.append(f"{entry.name} ({entry.value}): {type(error).__name__}: {first_line(error)}")
     return tuple(failures)
+
+
+def listed_failures(failures: tuple[str, ...]) -> str:
+    """Return the failures as the end of a message; empty if there are none."""
+    return f"; plugins that failed to load: {'; '.join(failures)}" if failures else ""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.images import contact_sheet
+from driftgen.support.untrusted_files import check_regular
 
 if TYPE_CHECKING:
     from PIL import Image, ImageFont
@@ -75,15 +76,15 @@ def read_sheet(path: Path) -> Sheet | None:
     from PIL import Image
 
     try:
-        with Image.open(path) as image:
+        with Image.open(check_regular(path)) as image:
             image.load()
             text = image.info.get(KEY)
             picture = image.convert("L" if image.mode in ("1", "L") else "RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # damaged files raise all these
+    except Exception:  # damaged files raise many types
         return None
     try:
         return _cut(picture, json.loads(text)) if isinstance(text, str) else Sheet([picture], 1)
-    except (ValueError, KeyError, TypeError, OverflowError):
+    except Exception:  # a layout of another program
         return Sheet([picture], 1)
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from driftgen.errors import InputError
-from driftgen.support.download import download, first_line, is_repository
+from driftgen.support.download import download, is_repository
+from driftgen.support.untrusted_files import reading
 
 __all__ = ["load_network", "local_folder", "require_diffusers"]
 
@@ -41,13 +42,11 @@ def load_network(kind: str, folder: Path) -> Any:
         raise InputError(f"{folder} holds no {WEIGHTS}{hint}")
     # Importing diffusers takes seconds, so only after the checks above.
     library: Any = importlib.import_module("diffusers")
-    try:
+    with reading(folder, kind):
         # low_cpu_mem_usage=True would require accelerate. The loading info lists weights left uninitialized.
         network, info = getattr(library, kind).from_pretrained(
             folder, use_safetensors=True, low_cpu_mem_usage=False, output_loading_info=True
         )
-    except Exception as error:
-        raise InputError(f"{folder} cannot be loaded as {kind}: {first_line(error)}") from None
     problems = [
         f"{problem}: {', '.join(sorted(info[key])[:5])}"
         for problem, key in (("missing", "missing_keys"), ("unknown", "unexpected_keys"))

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import pickle
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from driftgen.errors import InputError
 from driftgen.support.meta_init import on_meta_device
+from driftgen.support.untrusted_files import read_tensors, reading
 
 __all__ = ["TinyAutoencoder"]
 
@@ -54,7 +52,12 @@ class TinyAutoencoder(nn.Module):
     @classmethod
     def from_files(cls, encoder: str | Path, decoder: str | Path) -> TinyAutoencoder:
         """Load two ``.safetensors`` or ``.pth`` files. Weights keep their stored dtype."""
-        return cls(_read(Path(encoder)), _read(Path(decoder)))
+        states = _read(Path(encoder)), _read(Path(decoder))
+        try:
+            with reading(decoder, "one half of an autoencoder"):
+                return cls(*states)
+        except InputError as error:
+            raise InputError(f"{encoder} and {decoder}: {error}") from None
 
     def encode(self, images: Tensor) -> Tensor:
         """Compute z = E((x + 1) / 2)."""
@@ -171,13 +174,8 @@ def _read(path: Path) -> dict[str, Tensor]:
     """Read a state dict without executing any code in the file."""
     if not path.is_file():
         raise InputError(f"{path} is not a file: give a .safetensors or .pth state dict")
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise InputError(f"{path} is not a state dict: {str(error).splitlines()[0]}") from None
-    if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+    state = read_tensors(path)
+    if not all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in state.items()):
         raise InputError(f"{path} is not a state dict: save only the network's state_dict()")
     return dict(state)
 

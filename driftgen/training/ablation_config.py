@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from driftgen.errors import InputError, unknown_name
 from driftgen.evaluation import ablations
 from driftgen.evaluation.ablations.study import Base, Case, Changes, Study, parse_section
+from driftgen.support.yaml_files import read_mapping
 from driftgen.training.config import PretrainConfig, TrainConfig
 from driftgen.training.recipes import load_recipe
 from driftgen.training.recipes.overrides import split_override
-from driftgen.training.recipes.yaml_files import read_mapping
 
 __all__ = [
     "StudyPlan",

@@ -12,9 +12,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BaseModel, Field
 from rich.console import Console
 from rich.text import Text
 
@@ -32,6 +33,7 @@ from driftgen.support.progress import track
 from driftgen.support.provenance import provenance
 from driftgen.support.rng import derive_seed
 from driftgen.support.signals import handle_signals
+from driftgen.support.untrusted_files import read_json, reading
 from driftgen.training.ablation_config import StudyPlan
 from driftgen.training.ablation_workers import Job, Outcome, Progress, Workers
 from driftgen.training.build import build_mae
@@ -349,11 +351,20 @@ def _read_record(folder: Path, config: Any) -> dict[str, Any] | None:
     return _read_json(path)
 
 
+class _Record(BaseModel):
+    """The contents of ``ablation.json``: metrics by evaluator and guidance."""
+
+    seconds: Annotated[float, Field(ge=0, le=1e12)]
+    failed: str | None = None
+    warnings: list[str] = []
+    scores: dict[str, dict[str, dict[str, float]]] = {}
+
+
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise InputError(f"{path} is damaged: remove {path.parent} to run it again") from None
+    advice = f"remove {path.parent} to run it again"
+    record = read_json(path, "the record of a run", advice, finite=False)
+    with reading(path, "the record of a run", advice):
+        _Record.model_validate(record)
     return record
 
 

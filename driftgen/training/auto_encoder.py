@@ -6,7 +6,6 @@ Hugging Face cache, an encoder that is pretrained first. Nothing is downloaded.
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -18,10 +17,11 @@ import torch
 from driftgen.data.config import Data
 from driftgen.errors import InputError
 from driftgen.model_io import RUN_MODEL, read_config
+from driftgen.support.untrusted_files import read_json
 from driftgen.support.user_paths import expand_user
+from driftgen.support.yaml_files import read_mapping
 from driftgen.training.config import AUTO, Encoder, PretrainConfig, TrainConfig
 from driftgen.training.recipes import load_config, load_recipe, recipe_names
-from driftgen.training.recipes.yaml_files import read_mapping
 from driftgen.training.run_folder import CONFIG
 
 __all__ = [
@@ -148,11 +148,11 @@ def _newest_snapshot(place: Path) -> Path | None:
 def _family(snapshot: Path) -> str | None:
     """Return the family of a complete snapshot that this package supports."""
     try:
-        record = json.loads((snapshot / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        record = read_json(snapshot / "config.json", "a configuration")
+    except InputError:
         return None
     weights = [*snapshot.glob("*.safetensors"), *snapshot.glob("pytorch_model*.bin")]
-    family = record.get("model_type") if isinstance(record, dict) else None
+    family = record.get("model_type")
     return family if family in FAMILIES and any(path.is_file() for path in weights) else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from driftgen.features.stack import DecodeFirst, Encoder, FeatureStack
 from driftgen.generators.base import Generator, Noise
 from driftgen.model_io import accepts, build_model, get_architecture, load_any
 from driftgen.policy.episodes import Episodes
+from driftgen.support.meta_init import check_network_size
 from driftgen.support.user_paths import expand_user
 from driftgen.tokenizers import Tokenizer, build_tokenizer
 from driftgen.training import config as c
@@ -102,8 +104,11 @@ def build_generator(
         if not accepts(entry, "checkpoint_blocks"):
             raise InputError(f"checkpoint_blocks=true: {entry.name} does not take checkpoint_blocks")
         options["checkpoint_blocks"] = True
+    build = partial(build_model, entry, options, preset=config.preset, if_accepted=fixed)
     try:
-        network = build_model(entry, options, preset=config.preset, if_accepted=fixed)
+        if entry.built_in:
+            check_network_size(build)
+        network = build()
     except OptionError as error:
         raise error.within("generator.options") from None
     except InputError as error:
@@ -285,6 +290,7 @@ def build_mae(config: c.Masking, shape: tuple[int, int, int], classes: int | Non
     options: dict[str, Any] = {**preset, **config.options, "in_channels": shape[0]}
     options["num_classes"] = classes if config.finetune_steps else None
     try:
+        check_network_size(partial(ResNetMAE, **options))
         model = ResNetMAE(**options)
         with torch.no_grad():
             model.patches(torch.zeros(1, *shape))

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from driftgen.errors import InputError
+from driftgen.support.untrusted_files import open_regular, read_bytes
 
 __all__ = ["Checkpoint", "Checkpoints"]
 
@@ -254,25 +254,27 @@ def _sync(folder: Path) -> None:
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
-        sums = json.loads((path / CHECKSUM).read_bytes())
+        sums = json.loads(read_bytes(path / CHECKSUM))
         expected = {name: (sums[name]["bytes"], sums[name]["sha256"]) for name in (STATE, RECORD)}
     except FileNotFoundError:
         raise _DamageError(f"{CHECKSUM} is missing") from None
-    except (OSError, ValueError, KeyError, TypeError):
+    except Exception:
         raise _DamageError(f"{CHECKSUM} cannot be read") from None
     try:
         # The small file first: the checksum of the large one takes seconds.
         for name in (RECORD, STATE):
             size, digest = expected[name]
-            with (path / name).open("rb") as file:
+            with open_regular(path / name) as file:
                 actual = os.fstat(file.fileno()).st_size
                 if actual != size:
                     raise _DamageError(f"{name} has {actual} bytes, expected {size}")
                 if hashlib.file_digest(file, "sha256").hexdigest() != digest:
                     raise _DamageError(f"checksum of {name} differs")
-        record = json.loads((path / RECORD).read_bytes())
+        record = json.loads(read_bytes(path / RECORD))
         return load_file(path / STATE), record
     except FileNotFoundError as error:
         raise _DamageError(f"{Path(error.filename or STATE).name} is missing") from None
-    except (OSError, ValueError, SafetensorError) as error:
+    except _DamageError:
+        raise
+    except Exception as error:
         raise _DamageError(f"it cannot be read, {' '.join(str(error).split())}") from None

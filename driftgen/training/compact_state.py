@@ -11,14 +11,12 @@ import hashlib
 import json
 import math
 import re
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -26,6 +24,7 @@ from driftgen.errors import InputError
 from driftgen.support.atomic_write import atomic_folder, atomic_write, make_folder
 from driftgen.support.folder_lock import is_empty
 from driftgen.support.sizes import parse_size, show_size
+from driftgen.support.untrusted_files import parse_json, read_bytes, read_json, reading
 from driftgen.training.checkpoint import Checkpoint, Checkpoints
 from driftgen.training.run_folder import CHECKPOINTS, CONFIG, METRICS
 from driftgen.training.state_encoding import LEVELS, Level, StateEncoder, decode_tensor, from_bytes
@@ -128,8 +127,8 @@ def read_state(folder: str | Path) -> CompactState:
     """Read and check a compact state."""
     folder = Path(folder)
     contents = _checked_files(folder)
-    try:
-        index = json.loads(contents[STATE])
+    with reading(folder, "a compact state"):
+        index = parse_json(contents[STATE])
         if index["format"] != FORMAT or index["version"] != VERSION:
             raise InputError(f"{folder / STATE}: format {index['format']} {index['version']} is not known")
         payload = b"".join(load(contents[name])[BYTES].numpy().tobytes() for name in index["shards"])
@@ -141,9 +140,6 @@ def read_state(folder: str | Path) -> CompactState:
         metrics = tensors.pop(METRICS_ENTRY, torch.empty(0, dtype=torch.uint8))
         step, record = int(index["step"]), dict(index["record"])
         return CompactState(step, tensors, record, contents[CONFIG].decode(), metrics.numpy().tobytes())
-    except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError, zlib.error) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"{folder} is damaged ({reason}): copy it again") from None
 
 
 def place_state(state: str | Path, folder: Path, view: View) -> None:
@@ -194,7 +190,7 @@ def _rows_until(metrics: Path, step: int) -> bytes:
         try:
             if int(json.loads(row)["step"]) <= step:
                 kept.append(row)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue  # the last line of a killed run
     return header + b"".join(kept)
 
@@ -235,18 +231,15 @@ def _replace(out: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _checked_files(folder: Path) -> dict[str, bytes]:
-    try:
-        sums = json.loads((folder / CHECKSUM).read_bytes())
-        names = [n for n in sums if n in (STATE, CONFIG) or SHARD.fullmatch(n)]
-        contents = {name: (folder / name).read_bytes() for name in names}
-        wrong = [n for n in names if hashlib.sha256(contents[n]).hexdigest() != sums[n]["sha256"]]
-    except FileNotFoundError as error:
-        missing = Path(error.filename).name
+    if not (folder / CHECKSUM).exists():
         raise InputError(
-            f"{folder} holds no compact state: {missing} is missing; write one with driftgen convert state"
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{folder} cannot be read ({error}): copy it again") from None
+            f"{folder} holds no compact state: {CHECKSUM} is missing; write one with driftgen convert state"
+        )
+    with reading(folder, "a compact state"):
+        sums = read_json(folder / CHECKSUM, "checksums")
+        names = [n for n in sums if n in (STATE, CONFIG) or SHARD.fullmatch(n)]
+        contents = {name: read_bytes(folder / name) for name in names}
+        wrong = [n for n in names if hashlib.sha256(contents[n]).hexdigest() != sums[n]["sha256"]]
     if wrong or STATE not in contents or CONFIG not in contents:
         raise InputError(f"{folder} is damaged (checksum of {wrong[0] if wrong else STATE}): copy it again")
     return contents

@@ -7,6 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from driftgen.errors import InputError
+from driftgen.support.untrusted_files import read_bytes
+
 __all__ = ["read_metrics", "repair_metrics"]
 
 
@@ -19,19 +22,19 @@ def read_metrics(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     header: dict[str, Any] = {}
     rows: dict[int, dict[str, Any]] = {}
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
+        lines = read_bytes(path).decode("utf-8", errors="replace").splitlines()
+    except (OSError, InputError):
         lines = []
     for line in lines:
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if not isinstance(record, dict):
             continue
         if isinstance(record.get("header"), dict):
             header = record["header"]
-        elif isinstance(record.get("step"), int):
+        elif isinstance(step := record.get("step"), int) and 0 <= step < 2**63:
             rows[record["step"]] = record
     return header, [rows[step] for step in sorted(rows)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from driftgen.policy.chunk_samplers import make_sampler
 from driftgen.policy.environments import check_demonstrations
 from driftgen.support.atomic_write import atomic_folder
 from driftgen.support.distributed import Distributed
+from driftgen.support.meta_init import check_network_size
 from driftgen.support.rng import derive_seed
 from driftgen.training.build import NO_PARTS, Parts
 from driftgen.training.graphed_step import GraphedStep, can_capture
@@ -29,6 +31,7 @@ from driftgen.training.policy_data import ChunkDraws, open_demonstrations
 from driftgen.training.policy_objectives import OBJECTIVES
 from driftgen.training.run_folder import check_run
 from driftgen.training.step_inputs import StepInputs, StepOutput
+from driftgen.training.step_memory import check_samples
 from driftgen.training.summary import describe_network
 
 __all__ = ["PolicyTraining", "chunk_scores", "network_of", "train_policy"]
@@ -71,6 +74,11 @@ class PolicyTraining:
         self.part = distributed.shard(batch.observations, "batch.observations")
         self.objective = OBJECTIVES[config.method](self.model, config, distributed)
         self.samples_per_step = batch.observations * self.objective.generated
+        chunk = config.horizon * self.network.action_size
+        option = f"batch.observations={batch.observations}"
+        check_samples(
+            option, self.samples_per_step + batch.observations * batch.positives, chunk, distributed
+        )
         self.compute: Callable[[StepInputs], StepOutput] = self.objective.compute
         if can_capture(config, distributed):
             self.compute = GraphedStep(self.objective.compute, self.network.parameters(), info)
@@ -191,7 +199,8 @@ def network_of(
     config: PolicyConfig, shapes: Mapping[str, Sequence[int]], action_size: int, statistics: Statistics
 ) -> PolicyNetwork:
     """Build the network of a configuration for given shapes of an observation and width of an action."""
-    return PolicyNetwork(
+    build = partial(
+        PolicyNetwork,
         shapes,
         action_size,
         statistics,
@@ -207,6 +216,8 @@ def network_of(
         image_widths=config.images.widths,
         keypoints=config.images.keypoints,
     )
+    check_network_size(build)
+    return build()
 
 
 def chunk_scores(chunks: Tensor, actions: Tensor) -> dict[str, float]:

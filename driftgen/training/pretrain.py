@@ -3,6 +3,7 @@ ResNet-style MAE")."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +34,7 @@ from driftgen.training.loop import View, run_task
 from driftgen.training.run_evaluation import open_without_augmentation
 from driftgen.training.run_folder import CONFIG, check_run
 from driftgen.training.sharding import make_mesh
+from driftgen.training.step_memory import check_samples
 from driftgen.training.summary import describe_pretraining
 from driftgen.training.unreadable_images import UnreadableImages
 
@@ -88,6 +90,7 @@ class Pretraining:
             # Images are cropped at random before they are encoded, so latents cannot be cached.
             f = self.tokenizer.factor
             shape = (self.tokenizer.latent_channels, shape[1] // f, shape[2] // f)
+        check_samples(f"batch_size={config.batch_size}", config.batch_size, math.prod(shape), distributed)
         self.mae = build_mae(config.mae, shape, len(self.data.class_names))
         mesh = make_mesh(config, distributed)
         if mesh is None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from driftgen.errors import InputError
-from driftgen.training.recipes.yaml_files import read_mapping
+from driftgen.support.yaml_files import read_mapping
 
 __all__ = [
     "SIZED",

@@ -106,7 +106,7 @@ class Run:
             return DriftPipeline.from_pretrained(self.folder, **options)
         place = find_model(str(self.folder), options.pop("weights", None))
         saved, network = read_config(place), copy.deepcopy(network).cpu()
-        load_weights(network, place)
+        load_weights(network, place, checksums=saved.checksums if options.pop("verify", True) else None)
         device, dtype = options.pop("device", None), options.pop("dtype", None)
         facts = saved.model_dump(include={"class_names", "guidance", "source"})
         return DriftPipeline(network, **{**facts, **options}).to(device, dtype)

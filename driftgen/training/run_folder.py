@@ -12,11 +12,11 @@ from pydantic import BaseModel
 from driftgen.errors import InputError
 from driftgen.support.atomic_write import append_line, atomic_write, make_folder
 from driftgen.support.folder_lock import is_empty
+from driftgen.support.yaml_files import read_mapping
 from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.config import TrainConfig
 from driftgen.training.metrics_file import repair_metrics
 from driftgen.training.recipes import differences, load_config, load_recipe, to_yaml
-from driftgen.training.recipes.yaml_files import read_mapping
 from driftgen.training.task import LoopConfig, View
 
 __all__ = [

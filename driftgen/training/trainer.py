@@ -44,6 +44,7 @@ from driftgen.training.run_folder import CHECKPOINTS, check_run
 from driftgen.training.sharding import make_mesh
 from driftgen.training.step import DriftStep
 from driftgen.training.step_inputs import StepInputs, StepOutput, guided_inputs
+from driftgen.training.step_memory import check_step
 from driftgen.training.step_metrics import CLASSES, measure, measure_spread
 from driftgen.training.summary import describe_training
 from driftgen.training.unreadable_images import UnreadableImages
@@ -77,6 +78,7 @@ class Training:
         device, batch = distributed.device, config.batch
         queue = config.queue.kind == "queue"
         self.data = place_data(open_data(config.data, parts.data), config.data, device, queue=queue)
+        check_step(batch, self.data.shape, distributed)
         sizes = StepSizes(batch.classes, batch.positives, batch.unconditional)
         images = cacheable(self.data, queue=queue) if config.cache_features else None
         ahead = device.type == "cuda" and not is_on_gpu(self.data) and images is None

@@ -38,11 +38,11 @@ def test_study(tmp_path):
     [
         (["toy", "bimodl"], "distribution='bimodl' is not known: did you mean 'bimodal'?"),
         (["toy", "missing.npy"], "missing.npy does not exist"),
-        (["toy", "{tmp}/garbage.npy"], "garbage.npy is not a readable .npy array"),
+        (["toy", "{tmp}/garbage.npy"], "garbage.npy cannot be read as an array"),
         (["toy", "{tmp}/nan.npy"], "NaN or infinite values in 1 of 9 points"),
         (["toy", "{tmp}/one.npy"], "one.npy holds 1 point(s)"),
         (["toy", "{tmp}/wide.npy"], "points must have shape [n, 2]"),
-        (["toy", "{tmp}"], "is not a readable .npy array"),
+        (["toy", "{tmp}"], "is a folder: give a regular file"),
         (["toy", "bimodal", "--temperature", "-1"], "temperature=-1.0 must be a positive number"),
         (["toy", "bimodal", "--temperature", "warm"], "'--temperature'"),
         (["toy", "bimodal", "--positives", "0"], "positives=0 must be a whole number from 1"),
@@ -54,7 +54,7 @@ def test_study(tmp_path):
         (["tyo"], "No such command 'tyo'"),
         (["demo", "--seed", "-1"], "seed=-1 must be an integer from 0"),
         (["toy", ""], "distribution='' is not known"),
-        (["toy", "{tmp}/zip.npy"], "zip.npy is not a readable .npy array"),
+        (["toy", "{tmp}/zip.npy"], "zip.npy cannot be read as an array"),
         (["toy", "bimodal", "--seed", "99999999999999999999"], "must be a whole number"),
     ],
 )

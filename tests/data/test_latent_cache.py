@@ -213,11 +213,15 @@ def test_wrong_input(tmp_path):
     index = tmp_path / "cache.json"
     index.write_text("{")
     fails(
-        lambda: LatentCache(tmp_path), "cache.json cannot be read: .*delete it and run driftgen encode again"
+        lambda: LatentCache(tmp_path),
+        "cache.json cannot be read as .*delete it and run driftgen encode again",
     )
     fails(lambda: encode_images(data, Identity(), tmp_path), "cache.json cannot be read")
     index.write_text("[]")
-    fails(lambda: LatentCache(tmp_path), "is not the index of a latent cache")
+    fails(
+        lambda: LatentCache(tmp_path),
+        "cache.json holds no JSON object: the index of a latent cache is expected",
+    )
     index.unlink()
     encode_images(data, Identity(), tmp_path)
     record = json.loads(index.read_text())
@@ -225,7 +229,10 @@ def test_wrong_input(tmp_path):
     fails(lambda: LatentCache(tmp_path), "has version 2, expected 1")
     del record["identity"]
     index.write_text(json.dumps(record))
-    fails(lambda: LatentCache(tmp_path), "cache.json is damaged: delete it and run driftgen encode again")
+    fails(
+        lambda: LatentCache(tmp_path),
+        r"cache.json is damaged \(identity: Field required\): delete it and run",
+    )
     fails(lambda: encode_images(data, Identity(), tmp_path), "cache.json is damaged")
 
 
@@ -233,7 +240,7 @@ def test_a_shard_that_disappears_during_use(tmp_path):
     encode_images(Images(), Identity(), tmp_path, shard_size=5)
     cache = LatentCache(tmp_path)
     with safe_open(tmp_path / SHARDS[0], framework="pt") as shard:
-        assert set(shard.keys()) == {"latents", "labels"}
+        assert set(shard.keys()) == {"latents", "labels", "checksums"}
     (tmp_path / SHARDS[3]).unlink()
     assert len(cache.load(torch.arange(5), 0)) == 5
-    fails(lambda: cache.load(torch.arange(23), 0), f"{SHARDS[3]} can no longer be read")
+    fails(lambda: cache.load(torch.arange(23), 0), f"{SHARDS[3]} does not exist: run driftgen encode again")

@@ -149,11 +149,11 @@ def test_wrong_weight_files(tmp_path, capsys):
         r"has shape \[4, 4, 1, 1\], expected \[4, 4, 3, 3\]",
     )
     wrong(state | {"bn1.bias": 3}, "bn1.bias is of type int, expected a tensor")
-    wrong([1, 2], "holds a list, expected a state_dict")
+    wrong([1, 2], "holds a list, expected a state dict")
     wrong({"state_dict": Evil()}, "it is not loaded, because that would execute code")
     assert capsys.readouterr().out == ""
     for name in ("weights.pth", "weights.safetensors"):
         path = tmp_path / name
         save_file(state, path) if name.endswith("safetensors") else torch.save(state, path)
         path.write_bytes(path.read_bytes()[:5000])
-        fails(lambda path=path: Backbone.resnet50(path), "damaged")
+        fails(lambda path=path: Backbone.resnet50(path), "damaged|cannot be read as a state dict")

@@ -214,7 +214,10 @@ def truncate(folder):
     [
         (truncate, "ends too early: it is truncated"),
         (lambda f: (f / "ema_params.msgpack").unlink(), "ema_params.msgpack does not exist"),
-        (lambda f: (f / "ema_params.msgpack").write_bytes(b"\xc1garbage"), "is not a flax parameter file"),
+        (
+            lambda f: (f / "ema_params.msgpack").write_bytes(b"\xc1garbage"),
+            "cannot be read as a flax parameter file",
+        ),
         (lambda f: (f / "metadata.json").unlink(), "holds no released model"),
         (lambda f: (f / "metadata.json").write_text("{"), "metadata.json cannot be read"),
         (edit_metadata(model_config=None), "holds no model_config"),

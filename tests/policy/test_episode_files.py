@@ -162,7 +162,7 @@ def test_kitchen_arrays_in_both_orders(tmp_path, steps_first):
     with pytest.raises(InputError, match="expected \\[episodes, steps"):
         open_episodes(tmp_path)
     (tmp_path / "actions_seq.npy").unlink()
-    with pytest.raises(InputError, match=r"actions_seq.npy cannot be read"):
+    with pytest.raises(InputError, match=r"actions_seq.npy does not exist"):
         open_episodes(tmp_path)
 
 

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from driftgen.errors import InputError
+from driftgen.support.yaml_files import _FastLoader, _load, _Loader
 from driftgen.training.config import PretrainConfig, TrainConfig
 from driftgen.training.recipes import differences, load_recipe, to_yaml
-from driftgen.training.recipes.yaml_files import _FastLoader, _load, _Loader
 
 ROOT = Path(__file__).parents[2]
 
@@ -183,7 +183,7 @@ def test_wrong_changes(override, message):
         ("seed: 1\nabout: \x07\n", ", line 2: a character that YAML does not allow"),
         ("about: !!python/name:os.getcwd\n", ", line 1: could not determine a constructor"),
         (b"about: \xff\n", " is not UTF-8 text"),
-        ("generator: {options: &a {x: *a}}\n", ", line 1: values are nested too deeply"),
+        ("generator: {options: &a {x: *a}}\n", ", line 1: a value contains itself"),
         ("seed: !!int x\n", ", line 1: invalid literal"),
         ("encoders: {path: x}\n", ": encoders: Input should be a valid list, got "),
         ("", " holds no configuration"),

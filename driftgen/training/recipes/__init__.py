@@ -11,10 +11,11 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from driftgen.errors import InputError
+from driftgen.support.untrusted_files import check_regular
+from driftgen.support.yaml_files import dump, plain, read_mapping, read_text
 from driftgen.training.config import PretrainConfig, TrainConfig
 from driftgen.training.policy_config import PolicyConfig
 from driftgen.training.recipes.overrides import change, split_override, unknown_keys
-from driftgen.training.recipes.yaml_files import dump, plain, read_mapping, read_text
 
 __all__ = [
     "COMMANDS",
@@ -161,7 +162,9 @@ def _find(name_or_path: str | Path) -> Path:
     if path.is_file():
         return path
     if path.suffix in (".yaml", ".yml"):
-        raise InputError(f"{path} does not exist" if not path.exists() else f"{path} is a folder")
+        if not path.exists():
+            raise InputError(f"{path} does not exist")
+        return check_regular(path)  # raises
     near = get_close_matches(str(name_or_path), packaged, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     raise InputError(

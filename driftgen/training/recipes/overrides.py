@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 
 from driftgen.errors import InputError
-from driftgen.training.recipes.yaml_files import parse
+from driftgen.support.yaml_files import parse
 
 __all__ = ["change", "split_override", "unknown_keys"]
 

@@ -1,4 +1,4 @@
-"""YAML files of recipes: plain data only, with the number syntax of YAML 1.2."""
+"""YAML files of recipes and runs: plain data only, with the number syntax of YAML 1.2."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from driftgen.errors import InputError
+from driftgen.support.untrusted_files import read_bytes, reading
 
 __all__ = ["dump", "parse", "plain", "read_mapping", "read_text"]
 
@@ -29,16 +30,20 @@ RULES = (
 )
 # libyaml reads ten times as fast as Python, but without a limit on nesting: 30,000 levels overflow the stack.
 FAST_CHARACTERS = 8192
+MAX_FILE = 2**24  # bytes
+# Values of a file with its aliases written out: a few hundred bytes of nested aliases stand for billions.
+MAX_VALUES = 100_000
 
 
 def read_text(path: Path) -> str:
     """Read a UTF-8 file."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not UTF-8 text: save it as UTF-8") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    with reading(path, "YAML", "restore it"):
+        try:
+            return read_bytes(path, MAX_FILE).decode("utf-8").replace("\r\n", "\n")
+        except UnicodeDecodeError:
+            raise InputError(f"{path} is not UTF-8 text: save it as UTF-8") from None
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -53,7 +58,7 @@ def parse(text: str, where: str, name_line: bool = False) -> Any:
     """Parse YAML text into plain data; tags that name Python objects are rejected."""
     try:
         if len(text) <= FAST_CHARACTERS:
-            with suppress(yaml.YAMLError, RecursionError, ValueError):  # which the other loader words
+            with suppress(Exception):  # which the other loader words
                 return _load(_FastLoader, text)
         return _load(_Loader, text)
     except yaml.reader.ReaderError as error:
@@ -63,7 +68,7 @@ def parse(text: str, where: str, name_line: bool = False) -> Any:
         line, reason = (mark.line if mark else 0), " ".join(str(error.problem or error.context).split())
     except RecursionError:
         line, reason = 0, "values are nested too deeply"
-    except ValueError as error:  # a value that does not match its tag
+    except Exception as error:  # a value that does not match its tag, by type of the tag
         line, reason = 0, " ".join(str(error).split())
     raise InputError(f"{where}{f', line {line + 1}' if name_line else ''}: {reason}")
 
@@ -71,9 +76,32 @@ def parse(text: str, where: str, name_line: bool = False) -> Any:
 def _load(loader_class: Any, text: str) -> Any:
     loader = loader_class(text)
     try:
-        return plain(loader.get_single_data())  # raises RecursionError for a value that contains itself
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _count(node, {})
+        return plain(loader.construct_document(node))
     finally:
         loader.dispose()
+
+
+def _count(node: Any, known: dict[int, int]) -> int:
+    """Return the number of values of a node with its aliases written out; raise if there are too many."""
+    if id(node) in known:
+        if not known[id(node)]:
+            raise yaml.constructor.ConstructorError(None, None, "a value contains itself", node.start_mark)
+        return known[id(node)]
+    known[id(node)] = 0  # until its values are counted
+    size = 1
+    if isinstance(node, yaml.MappingNode):
+        size += sum(_count(key, known) + _count(value, known) for key, value in node.value)
+    elif isinstance(node, yaml.SequenceNode):
+        size += sum(_count(value, known) for value in node.value)
+    if size > MAX_VALUES:
+        problem = f"more than {MAX_VALUES:,} values, aliases written out"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+    known[id(node)] = size
+    return size
 
 
 def dump(record: Mapping[str, Any]) -> str:
