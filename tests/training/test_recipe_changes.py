@@ -237,7 +237,7 @@ def test_wrong_names(tmp_path):
     assert wrong("nothing/like/it").endswith("or give a path to a .yaml file")
     assert wrong(str(tmp_path / "x.yaml")) == f"{tmp_path / 'x.yaml'} does not exist"
     (tmp_path / "d.yaml").mkdir()
-    assert wrong(str(tmp_path / "d.yaml")).endswith("is a folder")
+    assert wrong(str(tmp_path / "d.yaml")).endswith("is a folder: give a regular file")
 
 
 def test_the_other_command_is_named():
