@@ -161,7 +161,7 @@ def test_memory_does_not_grow_with_the_cache(tmp_path):
     first = encode_images(Images(size, side=4), Identity(), tmp_path / "small", shard_size=size)
     assert first == 0
     index = json.loads((tmp_path / "small" / "cache.json").read_text())
-    index |= {"images": n, "latent_shape": shape}
+    index |= {"images": n, "latent_shape": shape, "class_names": [str(i) for i in range(n // size)]}
     (tmp_path / "cache.json").write_text(json.dumps(index))
     block = torch.zeros(size, 2, *shape)
     identity = {"identity": json.dumps(index["identity"])}
