@@ -1,4 +1,4 @@
-"""What an observation shows in the plane, drawn behind chunks: an obstacle, a block."""
+"""Objects of an observation in the plane, drawn behind chunks: an obstacle, a block."""
 
 from __future__ import annotations
 

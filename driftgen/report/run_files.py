@@ -20,8 +20,6 @@ from driftgen.training.run_folder import CONFIG, METRICS, SAMPLES
 __all__ = ["RunFiles", "Warned", "format_value", "open_run", "read_run", "seconds_text"]
 
 LARGEST_TEXT = 2**28  # bytes of a configuration or a result
-
-
 EVALUATION = "evaluation.json"
 
 

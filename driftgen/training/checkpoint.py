@@ -258,7 +258,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         expected = {name: (sums[name]["bytes"], sums[name]["sha256"]) for name in (STATE, RECORD)}
     except FileNotFoundError:
         raise _DamageError(f"{CHECKSUM} is missing") from None
-    except Exception:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         raise _DamageError(f"{CHECKSUM} cannot be read") from None
     try:
         # The small file first: the checksum of the large one takes seconds.
@@ -274,7 +274,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return load_file(path / STATE), record
     except FileNotFoundError as error:
         raise _DamageError(f"{Path(error.filename or STATE).name} is missing") from None
-    except _DamageError:
+    except (_DamageError, MemoryError):  # a checkpoint that does not fit into memory is not damaged
         raise
     except Exception as error:
         raise _DamageError(f"it cannot be read, {' '.join(str(error).split())}") from None
