@@ -124,12 +124,16 @@ def shards(
         str, typer.Option(help="float32, bfloat16, float16, int8 (scale per channel), or as saved.")
     ] = "bfloat16",
     max_shard_size: Annotated[str, typer.Option(help="Largest weight file.")] = "16MB",
+    no_decoder: Annotated[
+        bool, typer.Option("--no-decoder", help="Leave out the decoder of a masked autoencoder.")
+    ] = False,
 ) -> None:
     """Save a model in small files, for example to continue its training with --init."""
     from driftgen.support.dtype_names import parse_dtype
     from driftgen.training.model_shards import save_shards
 
-    print(save_shards(model, out, dtype=parse_dtype(dtype, saved=True), max_shard_size=max_shard_size))
+    saved = parse_dtype(dtype, saved=True)
+    print(save_shards(model, out, dtype=saved, max_shard_size=max_shard_size, decoder=not no_decoder))
 
 
 @convert.command()

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 
+from driftgen.errors import InputError
+from driftgen.features.resnet_mae import ResNetMAE
 from driftgen.generators.base import Generator
 from driftgen.model_io import load_any, save_model
 from driftgen.pipeline import DriftPipeline
@@ -21,6 +23,7 @@ def save_shards(
     *,
     dtype: torch.dtype | None = torch.bfloat16,
     max_shard_size: int | str = "16MB",
+    decoder: bool = True,
 ) -> Path:
     """Save a generator with its tokenizer, or an encoder, in shards, and return the folder.
 
@@ -29,10 +32,15 @@ def save_shards(
         out: new or empty folder.
         dtype: of the weights; as saved if None.
         max_shard_size: largest weight file, in bytes or as text.
+        decoder: keep the decoder of a masked autoencoder; its features do not need it.
     """
     parse_size(max_shard_size, "max_shard_size")  # before anything is loaded
     check_free(Path(out))
     model, _, facts = load_any(source)
+    if not decoder:
+        if not isinstance(model, ResNetMAE):
+            raise InputError(f"{source} is no masked autoencoder: only those have a decoder to leave out")
+        model.decoder = None
     if isinstance(model, Generator):
         pipe = DriftPipeline.from_pretrained(source)
         return pipe.save_pretrained(out, dtype=dtype, max_shard_size=max_shard_size)

@@ -71,6 +71,18 @@ def test_an_encoder_in_shards(tmp_path):
         assert torch.equal(weights[name], value.half() if value.is_floating_point() else value)
 
 
+def test_an_encoder_without_its_decoder(tmp_path, shards):
+    mae = dg.features.ResNetMAE(1, 8, blocks=(1, 1))
+    dg.save_model(mae, tmp_path / "m", class_names=["a"])
+    small = dg.load_model(save_shards(tmp_path / "m", tmp_path / "s", dtype=None, decoder=False))
+    assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in mae.parameters())
+    x = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    for name, value in mae.eval().features(x).items():
+        torch.testing.assert_close(small.features(x)[name], value, rtol=0, atol=0)
+    with pytest.raises(InputError, match="is no masked autoencoder"):
+        save_shards(shards, tmp_path / "g", decoder=False)
+
+
 @pytest.mark.slow
 def test_thirty_million_parameters_fit_into_shards_of_16_mb(tmp_path, here):
     recipe = load_recipe("cifar10")
