@@ -1,6 +1,7 @@
 """Kernels of the loss for large groups against float64, with tiles so small that few samples need several."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from driftgen.drift.batching import buckets_by_width
 from driftgen.drift.fused import plan as plans
 from driftgen.drift.fused import shapes, tile_sizes, tiled_plan
 from driftgen.drift.fused.shapes import BucketShape, fits_one_program
+from driftgen.drift.fused.strip_plan import plan_strips
 from driftgen.drift.fused.tile_sizes import Tile, find_tile
 from driftgen.drift.interfaces import LossCall, Statistics
 from driftgen.ops import dispatch
@@ -30,10 +32,13 @@ def tiles(monkeypatch):
     monkeypatch.setattr(shapes, "MAX_GENERATED", 0)
     monkeypatch.setattr(tiled_plan, "CENTER_TILE", 16)
 
-    def use(**sizes):
-        tile = Tile(**{"rows": 16, "columns": 16, "inner": 32, "outer": 32} | sizes)
+    def use(slots=2, **sizes):
+        tile = Tile(**{"rows": 16, "columns": 16, "inner": 32, "outer": 32, "strips": True} | sizes)
         for table in ("TILES", "DIRECT"):
             monkeypatch.setattr(tile_sizes, table, dict.fromkeys(tile_sizes.TILES, (tile,)))
+        monkeypatch.setattr(
+            tiled_plan, "plan_strips", lambda *a, **k: replace(plan_strips(*a, **k), slots=slots)
+        )
 
     use()
     return use
@@ -53,12 +58,14 @@ def launched(monkeypatch):
     return names
 
 
-def kernel_names(direct, defer):
+def kernel_names(direct, strips):
+    """Names of the launched kernels. ``strips`` is the number of strips, two of which make a turn."""
+    turns = -(-strips // 2)
     return [
         *(["center_kernel", "norms_kernel"] if not direct else []),
         *("tiled_scale_kernel", "softmax_kernel"),
-        *(["affinity_kernel"] if not defer else []),
-        *("tiled_products_kernel", "tiled_gradient_kernel"),
+        *(["affinity_strips_kernel", "strip_products_kernel"] * turns or ["tiled_products_kernel"]),
+        *(["gradient_strips_kernel", "strip_gradient_kernel"] * turns or ["tiled_gradient_kernel"]),
     ]
 
 
@@ -66,26 +73,27 @@ def test_several_tiles(tiles, launched):
     tiles(inner=64, outer=64)
     gen, neg, pos = samples("random", (17, 2, 3), 34, groups=1, dtype=torch.bfloat16)
     compare(gen, pos, neg, twin.release_loss, temperatures=(0.05, 0.2))
-    assert launched == kernel_names(direct=False, defer=False)
+    assert launched == kernel_names(direct=False, strips=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_release(kind, dtype, tiles, launched):
-    gen, neg, pos = samples(kind, SIZES, 34, groups=2 if kind == "random" else 1, dtype=dtype)
+    groups = 2 if kind == "random" else 1
+    gen, neg, pos = samples(kind, SIZES, 34, groups, dtype=dtype)
     compare(gen, pos, neg, twin.release_loss)
-    assert launched == kernel_names(dtype == torch.float32, defer=False)
+    assert launched == kernel_names(dtype == torch.float32, strips=2 * groups)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", ["random", "offset"])
-def test_deferred_sums(kind, dtype, tiles, launched):
-    tiles(defer=True)
+def test_sweeps(kind, dtype, tiles, launched):
+    tiles(strips=False)
     gen, neg, pos = samples(kind, SIZES, 34, groups=1, dtype=dtype)
     compare(gen, pos, neg, twin.release_loss)
-    assert launched == kernel_names(dtype == torch.float32, defer=True)
+    assert launched == kernel_names(dtype == torch.float32, strips=0)
 
 
 @pytest.mark.slow
@@ -119,7 +127,7 @@ def test_borders_of_tiles(sizes, shape, convention, tiles):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kernel", "normalization", "defer"),
+    ("kernel", "normalization", "strips"),
     [
         ("laplace", "both", True),
         ("laplace", "y", True),
@@ -129,8 +137,8 @@ def test_borders_of_tiles(sizes, shape, convention, tiles):
         ("inverse_multiquadric", "y", False),
     ],
 )
-def test_paper(kernel, normalization, defer, tiles):
-    tiles(defer=defer)
+def test_paper(kernel, normalization, strips, tiles):
+    tiles(strips=strips)
     gen, neg, pos = samples("random", SIZES, 10, groups=1)
     rng = np.random.default_rng(1)
     compare(
@@ -143,10 +151,10 @@ def test_paper(kernel, normalization, defer, tiles):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("convention", ["release", "paper"])
-@pytest.mark.parametrize("defer", [False, True])
-def test_weights_may_be_zero(convention, defer, tiles):
+@pytest.mark.parametrize("strips", [False, True])
+def test_weights_may_be_zero(convention, strips, tiles):
     """Whole tiles have no weight, the first of them and the nearest ones among them."""
-    tiles(defer=defer)
+    tiles(strips=strips)
     gen, _, pos = samples("random", (18, 0, 34), 10)
     neg = gen[:, :17] + 1e-3
     weights = [np.ones((2, 18)), np.zeros((2, 17)), np.ones((2, 34))]
@@ -251,7 +259,7 @@ def test_tiles_of_the_table(sizes, launched):
     """Groups that do not fit one program are cut into tiles."""
     gen, neg, pos = samples("random", sizes, 3, groups=1)
     compare(gen, pos, neg if sizes[1] else None, twin.release_loss, temperatures=(0.05, 0.2))
-    assert launched == kernel_names(direct=True, defer=True)
+    assert launched == kernel_names(direct=True, strips=0)
 
 
 def bucket_shape(width, sizes, dtype=torch.bfloat16):
