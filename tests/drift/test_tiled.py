@@ -8,19 +8,16 @@ import pytest
 import torch
 
 import driftgen as dg
-from driftgen.drift.batching import buckets_by_width
-from driftgen.drift.fused import plan as plans
 from driftgen.drift.fused import shapes, tile_sizes, tiled_plan
-from driftgen.drift.fused.shapes import BucketShape, fits_one_program
 from driftgen.drift.fused.strip_plan import plan_strips
-from driftgen.drift.fused.tile_sizes import Tile, find_tile
+from driftgen.drift.fused.tile_sizes import Tile
 from driftgen.drift.interfaces import LossCall, Statistics
 from driftgen.ops import dispatch
 from driftgen.ops.launch import Launch
 from tests.support import twin
 from tests.support.accuracy import error
 from tests.support.interpreter import DEVICE, _bfloat16_on_the_cpu, _kernels_everywhere  # noqa: F401
-from tests.support.kernel_losses import KINDS, compare, features, run, samples
+from tests.support.kernel_losses import ALLOWED, KINDS, compare, features, run, samples
 
 pytest.importorskip("triton")
 SIZES = 18, 5, 17  # generated, negatives, positives: two tiles, one, and two, all of them ragged
@@ -183,23 +180,80 @@ def test_whole_problems_and_tiles_agree(options, tiles, monkeypatch):
         assert error(tiled, whole) < 1e-5
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_two_runs_are_the_same_to_the_bit_and_nothing_is_left_unwritten(dtype, tiles, monkeypatch):
-    """Fill all allocated memory with NaN first."""
+@pytest.fixture
+def _poisoned(monkeypatch):
+    """Fill all allocated memory with NaN."""
     for name in ("empty", "empty_like"):
         real = getattr(torch, name)
         monkeypatch.setattr(torch, name, lambda *a, real=real, **k: real(*a, **k).fill_(math.nan))
-    gen, neg, pos = (t[:, :, None].to(DEVICE) for t in samples("random", (17, 2, 4), 34, 1, dtype))
-    runs = []
-    for _ in range(2):
-        leaf = gen.clone().requires_grad_()
-        out = dg.DriftingLoss((0.05, 0.2))({"": leaf}, {"": pos}, {"": neg})
-        out.loss.backward()
-        runs.append([out.loss.detach(), out.per_group.detach(), *out.drift.values(), leaf.grad])
-    for first, second in zip(*runs, strict=True):
+
+
+def results(sizes, width, dtype, groups=1, **options):
+    """Loss, statistics and gradient of a call."""
+    gen, neg, pos = (t[:, :, None].to(DEVICE) for t in samples("random", sizes, width, groups, dtype))
+    gen.requires_grad_()
+    out = dg.DriftingLoss((0.05, 0.2), **options)({"": gen}, {"": pos}, {"": neg})
+    out.loss.backward()
+    return [out.loss.detach(), out.per_group.detach(), *out.drift.values(), gen.grad]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strips", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.usefixtures("_poisoned")
+def test_two_runs_are_the_same_to_the_bit_and_nothing_is_left_unwritten(dtype, strips, tiles):
+    tiles(strips=strips)
+    for first, second in zip(*(results((17, 2, 4), 34, dtype) for _ in range(2)), strict=True):
         assert first.isfinite().all()
         assert torch.equal(first, second)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("convention", ["release", "paper"])
+@pytest.mark.usefixtures("_poisoned")
+def test_turns_change_no_bit(convention, tiles, launched):
+    """Six strips of three problems: turns of one, of parts of problems, and of all. Some are not full."""
+    runs = []
+    for slots in (1, 4, 6, 7):
+        tiles(slots=slots, columns=32, inner=16)
+        launched.clear()
+        runs.append(results((18, 3, 17), 34, torch.bfloat16, groups=3, convention=convention))
+        for name in ("affinity_strips_kernel", "strip_gradient_kernel"):
+            assert launched.count(name) == -(-6 // slots)
+    for other in runs[1:]:
+        for a, b in zip(runs[0], other, strict=True):
+            assert a.isfinite().all()
+            assert torch.equal(a, b)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"attraction": 0.0}, {"repulsion": 0.0}, {"attraction": 2.5}], ids=str)
+def test_factors(options, tiles, monkeypatch):
+    """Strips divide by attraction · S⁻, which may be 0."""
+    gen, neg, pos = samples("random", SIZES, 34, dtype=torch.bfloat16)
+    found = []
+    for places in ({"cpu", "cuda"}, set()):
+        monkeypatch.setattr(dispatch, "DEVICES", places)
+        out, gradient = run(dg.DriftingLoss((0.05, 0.2), **options), gen, pos, neg)
+        found.append([out.loss, out.per_group, out.drift, gradient])
+    for a, b in zip(*found, strict=True):
+        assert error(a, b) < ALLOWED[torch.bfloat16]
+
+
+@pytest.mark.slow
+def test_rows_that_nothing_repels(tiles, monkeypatch):
+    """Without a floor, S⁻ of samples that are far from all others is 0 to the last digit."""
+    gen, _, pos = samples("random", (18, 0, 17), 34, groups=1)
+    gen[:, :3] += 1e3 * torch.arange(1, 4)[:, None]
+    pos[:, :3] = gen[:, :3] + 1e-2
+    found = []
+    for places in ({"cpu", "cuda"}, set()):
+        monkeypatch.setattr(dispatch, "DEVICES", places)
+        out, gradient = run(dg.DriftingLoss((0.001, 0.2), convention="paper"), gen, pos)
+        found.append([out.loss, out.drift, gradient])
+    for a, b in zip(*found, strict=True):
+        assert a.isfinite().all()
+        assert error(a, b) < 1e-5
 
 
 @pytest.mark.slow
@@ -260,55 +314,3 @@ def test_tiles_of_the_table(sizes, launched):
     gen, neg, pos = samples("random", sizes, 3, groups=1)
     compare(gen, pos, neg if sizes[1] else None, twin.release_loss, temperatures=(0.05, 0.2))
     assert launched == kernel_names(direct=True, strips=0)
-
-
-def bucket_shape(width, sizes, dtype=torch.bfloat16):
-    return BucketShape((0,), (1,), width, 1, sizes, dtype)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "whole"),
-    [
-        ((64, 16, 64), True),
-        ((64, 32, 128), True),
-        ((64, 33, 128), False),
-        ((65, 16, 64), False),
-        ((8, 0, 129), False),
-        ((8, 129, 4), False),
-        ((256, 32, 256), False),
-        ((640, 0, 640), False),
-    ],
-)
-def test_dispatch(sizes, whole):
-    assert fits_one_program(bucket_shape(64, sizes)) is whole
-    gen, neg, pos = (torch.zeros(1, n, 1, 40, dtype=torch.bfloat16, device=DEVICE) for n in sizes)
-    buckets = one_bucket(gen, pos, neg if sizes[1] else None)
-    plan = plans.make_plan(LossCall(dg.DriftingLoss().settings, buckets, None, None, True))
-    assert isinstance(plan.widths[0].scale, Launch) is whole
-    assert plan.widths[0].gradients[0].kernel.__name__ == ("" if whole else "tiled_") + "gradient_kernel"
-
-
-def one_bucket(gen, pos, neg):
-    return buckets_by_width({"": gen}, {"": pos}, None if neg is None else {"": neg})
-
-
-def test_the_last_row_that_applies_is_used(monkeypatch):
-    rows = Tile(rows=16), Tile(rows=32, from_width=64), Tile(rows=64, from_width=64, from_generated=256)
-    monkeypatch.setattr(tile_sizes, "TILES", {"scale": rows})
-    for width, generated, expected in ((63, 256, 16), (64, 255, 32), (64, 256, 64), (1024, 1024, 64)):
-        assert find_tile("scale", bucket_shape(width, (generated, 0, 64))).rows == expected
-    narrow = find_tile("scale", bucket_shape(40, (20, 0, 64)))
-    assert (narrow.inner, narrow.outer) == (64, 64)
-    narrow = find_tile("scale", bucket_shape(33, (20, 0, 64)))
-    assert narrow.inner == 64
-
-
-@pytest.mark.parametrize("width", [1, 33, 64, 128, 256, 1024, 5000])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_every_shape_has_tiles(width, dtype):
-    shape = bucket_shape(width, (640, 0, 640), dtype)
-    for kernel in tile_sizes.DIRECT if shape.direct else tile_sizes.TILES:
-        tile = find_tile(kernel, shape)
-        for size in (tile.rows, tile.columns, tile.inner, tile.outer):
-            assert size >= 16
-            assert size & (size - 1) == 0

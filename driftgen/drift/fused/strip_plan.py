@@ -13,9 +13,11 @@ from driftgen.ops.launch import Launch
 
 __all__ = ["StripSizes", "Strips", "TiledGradient", "plan_strips"]
 
-# Bytes of scratch memory: at most the part of the L2 cache that samples leave free, at least enough to occupy
-# the GPU, and in between a share of the memory of inputs and outputs.
-MAX_SCRATCH, SCRATCH_SHARE, MIN_SCRATCH = 24 * 2**20, 0.2, 6 * 2**20
+# Bytes of scratch memory: at most about the L2 cache, at least enough to occupy a part of the GPU, and in
+# between a share of the memory of inputs and outputs.
+MAX_SCRATCH, SCRATCH_SHARE, MIN_SCRATCH = 40 * 2**20, 0.2, 4 * 2**20
+# Time of the launches of a turn, and of the beginning and end of a program, in steps of its loop.
+TURN, ENDS = 16, 6
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,12 @@ class StripSizes:
 
 
 def plan_strips(
-    shape: BucketShape, tile: Tile, matrices: int, values: int, before_outputs: bool
+    shape: BucketShape, tile: Tile, matrices: int, values: int, before_outputs: bool, device: torch.device
 ) -> StripSizes:
     """Return the sizes of strips with a number of matrices, and of partial sums for each row.
 
-    ``before_outputs`` says that memory for the outputs is not in use yet.
+    ``tile`` is that of the kernel that reads the strips. ``before_outputs`` says that memory for the outputs
+    is not in use yet.
     """
     generated = shape.samples[0]
     columns = sum(-(-count // tile.columns) for count in shape.samples)
@@ -53,9 +56,29 @@ def plan_strips(
     scratch = min(max(share, MIN_SCRATCH), MAX_SCRATCH)
     strips = shape.problems * -(-generated // tile.rows)
     size = coefficients * (4 if shape.direct else shape.dtype.itemsize) + 4 * sums
-    slots = max(1, min(strips, int(scratch) // size))
-    rounds = -(-strips // slots)
-    return StripSizes(strips, -(-strips // rounds), columns, coefficients, sums)
+    parts, steps = -(-shape.width // tile.outer), columns * tile.columns // tile.inner
+    most = max(1, min(strips, int(scratch) // size))
+    slots = _best_slots(strips, most, parts, steps, _processors(device))
+    return StripSizes(strips, slots, columns, coefficients, sums)
+
+
+def _best_slots(strips: int, most: int, parts: int, steps: int, processors: int) -> int:
+    """Return the number of strips of a turn, up to ``most``, for which few processors are idle in few turns.
+
+    A strip takes ``parts`` programs of ``steps`` steps.
+    """
+
+    def time(slots: int) -> int:
+        turns, programs = -(-strips // slots), slots * parts
+        return turns * (-(-programs // processors) * (steps + ENDS) + TURN)
+
+    return min(range(most, 0, -1), key=time)
+
+
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @dataclass(frozen=True, eq=False)

@@ -52,6 +52,8 @@ __all__ = [
     "strip_products_kernel",
 ]
 
+AT_ONCE = tl.constexpr(16)  # column tiles whose partial sums are loaded at a time
+
 
 @triton.jit
 def _store_tile(
@@ -90,8 +92,8 @@ def _affinity_tile(
         )  # fmt: skip
         c = a.to(WORK)
         _store_tile(coefficients, c, r, R, slot, column, counts, BN, BM)
-        tl.store(sums + 2 * r * BN, tl.sum(a, axis=1))
-        tl.store(sums + (2 * r + 1) * BN, tl.sum(c.to(tl.float32), axis=1))
+        tl.store(sums + r * BN, tl.sum(a, axis=1))
+        tl.store(sums + (R + r) * BN, tl.sum(c.to(tl.float32), axis=1))
 
 
 @triton.jit(do_not_specialize=["V", "N", "M", "P", "strips"])
@@ -104,8 +106,7 @@ def affinity_strips_kernel(
 ):  # fmt: skip
     """Write one tile of A for each temperature, and the sums of its rows: of A, and of the rounded A."""
     counts = (N, M, P)
-    tiles, _, _ = count_tiles(counts, BN)
-    _, _, columns = count_tiles(counts, BM)
+    tiles, columns = count_tiles(counts, BN)[0], count_tiles(counts, BM)[2]
     slot, column = (tl.program_id(0) // columns).to(tl.int64), tl.program_id(0) % columns
     strip = tl.load(start) + slot
     if strip < strips:
@@ -153,18 +154,19 @@ def _add_samples(
 
 
 @triton.jit
-def _add_sums(sums, begin, end, R: tl.constexpr, BN: tl.constexpr):
-    """Sums of the rows over column tiles ``begin`` to ``end``: of A, and of the rounded A."""
-    exact, rounded = zero_sums(R, BN), zero_sums(R, BN)
-    sums += tl.arange(0, BN)
-    for column in range(begin, end):
-        next_exact, next_rounded = (), ()
-        for r in tl.static_range(R):
-            at = sums + (column * R + r) * (2 * BN)
-            next_exact = next_exact + (exact[r] + tl.load(at),)
-            next_rounded = next_rounded + (rounded[r] + tl.load(at + BN),)
-        exact, rounded = next_exact, next_rounded
-    return exact, rounded
+def _add_sums(sums, begin, end, VALUES: tl.constexpr, BN: tl.constexpr):
+    """Partial sums of the rows, added up over column tiles ``begin`` to ``end``."""
+    totals, i = zero_sums(VALUES, BN), tl.arange(0, BN)
+    # Several tiles at a time: the loads of the next ones would wait for those of the last ones.
+    for first in range(begin, end, AT_ONCE):
+        column = first + tl.arange(0, AT_ONCE)
+        updated = ()
+        for v in tl.static_range(VALUES):
+            at = sums + (column * VALUES + v)[:, None] * BN + i[None, :]
+            added = tl.sum(tl.load(at, mask=(column < end)[:, None], other=0.0), axis=0)
+            updated = updated + (totals[v] + added,)
+        totals = updated
+    return totals
 
 
 @triton.jit(do_not_specialize=["V", "N", "M", "P", "strips"])
@@ -182,7 +184,7 @@ def strip_products_kernel(
     V / (attraction · S⁻) = B⁺ + ratio · B⁻.
     """
     counts, parts = (N, M, P), tl.cdiv(width, BD)
-    tiles, _, _ = count_tiles(counts, BN)
+    tiles = count_tiles(counts, BN)[0]
     generated, repelling, columns = count_tiles(counts, BM)
     slot, part = (tl.program_id(0) // parts).to(tl.int64), tl.program_id(0) % parts
     strip, k = tl.load(start) + slot, part * BD
@@ -193,11 +195,12 @@ def strip_products_kernel(
         rows = row_tile(t, problem, counts, False, WORK, True, False, DK, BN, BK)
         row_terms = load_row_terms(softmax_terms + pid * terms_size(counts, R), counts, rows[3], R)
         sums += slot * columns * (2 * R * BN)
-        repelled, repelling_totals = _add_sums(sums, 0, repelling, R, BN)
-        attracted, attracting_totals = _add_sums(sums, repelling, columns, R, BN)
+        # S and the sums of the rounded A, for each temperature.
+        of_repelling = _add_sums(sums, 0, repelling, 2 * R, BN)
+        of_attracting = _add_sums(sums, repelling, columns, 2 * R, BN)
         if part == 0:
-            store_sums(row_terms[2], repelled, row_terms, N, rows[3], R)
-            store_sums(row_terms[3], attracted, row_terms, N, rows[3], R)
+            store_sums(row_terms[2], of_repelling, row_terms, N, rows[3], R)
+            store_sums(row_terms[3], of_attracting, row_terms, N, rows[3], R)
         row_size = columns * BM
         coefficients += slot * (R * BN) * row_size
         drifts = _add_samples(
@@ -210,7 +213,7 @@ def strip_products_kernel(
         )  # fmt: skip
         scaled, totals, scales = (), (), ()
         for r in tl.static_range(R):
-            push, pull = -repulsion * attracted[r], attraction * repelled[r]
+            push, pull = -repulsion * of_attracting[r], attraction * of_repelling[r]
             # If S⁻ is 0, so is B⁻, and the row does not drift. Without attraction, V = −repulsion · S⁺ · B⁻.
             drifting = moving(row_terms, r, rows[3], N)
             divides = drifting & (tl.abs(pull) > 1e-20 * tl.abs(push))
@@ -218,7 +221,7 @@ def strip_products_kernel(
             scale = tl.where(divides, pull, 0.0)
             ratio = tl.where(attraction == 0, push, ratio)
             scale = tl.where(attraction == 0, tl.where(drifting, 1.0, 0.0), scale)
-            total = ratio * repelling_totals[r] + tl.where(attraction == 0, 0.0, attracting_totals[r])
+            total = ratio * of_repelling[R + r] + tl.where(attraction == 0, 0.0, of_attracting[R + r])
             scaled = scaled + (drifts[r] * ratio[:, None],)
             totals = totals + (total,)
             scales = scales + (scale,)
@@ -269,8 +272,7 @@ def gradient_strips_kernel(
 ):  # fmt: skip
     """Write one tile of Σ_τ C_τ / λ_τ, and the sums of its rows."""
     counts = (N, M, P)
-    tiles, _, _ = count_tiles(counts, BN)
-    _, _, columns = count_tiles(counts, BM)
+    tiles, columns = count_tiles(counts, BN)[0], count_tiles(counts, BM)[2]
     slot, column = (tl.program_id(0) // columns).to(tl.int64), tl.program_id(0) % columns
     strip = tl.load(start) + slot
     if strip < strips:
@@ -306,7 +308,7 @@ def strip_gradient_kernel(
 ):  # fmt: skip
     """Write BD coordinates of the gradient of the rows of a strip, upstream · factor · Σ_τ V_τ / λ_τ."""
     counts, parts = (N, M, P), tl.cdiv(width, BD)
-    tiles, _, _ = count_tiles(counts, BN)
+    tiles = count_tiles(counts, BN)[0]
     generated, repelling, columns = count_tiles(counts, BM)
     slot, k = (tl.program_id(0) // parts).to(tl.int64), tl.program_id(0) % parts * BD
     strip = tl.load(start) + slot
@@ -315,9 +317,7 @@ def strip_gradient_kernel(
             strip, tiles, origin, table, feature_of_vector, sample_data, V, counts, width, DK, DIRECT
         )
         rows = row_tile(t, problem, counts, False, WORK, True, False, DK, BN, BK)
-        total = tl.zeros((BN,), tl.float32)
-        for column in range(0, columns):
-            total += tl.load(sums + (slot * columns + column) * BN + tl.arange(0, BN))
+        total = _add_sums(sums + slot * columns * BN, 0, columns, 1, BN)[0]
         row_size = columns * BM
         coefficients += slot * (MATRICES * BN) * row_size
         drift = (tl.zeros((BN, BD), tl.float32),)

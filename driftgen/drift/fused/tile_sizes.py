@@ -68,16 +68,25 @@ TILES: dict[str, tuple[Tile, ...]] = {
         Tile(rows=128, columns=128, warps=8, from_width=256),
     ),
     "products": (Tile(rows=64, columns=64, warps=4), Tile(strips=True, from_width=65)),
-    "affinity_strips": (Tile(rows=128, columns=128, warps=8),),
-    "strip_products": (Tile(inner=64, outer=128, warps=8),),
+    "affinity_strips": (
+        Tile(rows=64, columns=64, warps=4),
+        Tile(rows=64, columns=128, warps=8, registers=128, from_generated=384),
+    ),
+    "strip_products": (
+        Tile(inner=64, outer=64, warps=4),
+        Tile(inner=64, outer=128, warps=8, from_width=512),
+    ),
     "gradient": (
         Tile(rows=64, columns=64, warps=4),
         Tile(rows=64, columns=64, inner=128, warps=4, from_width=65),
         Tile(rows=64, columns=64, warps=8, from_width=129),
         Tile(strips=True, from_width=257),
     ),
-    "gradient_strips": (Tile(rows=128, columns=128, warps=8),),
-    "strip_gradient": (Tile(inner=64, outer=256, warps=8),),
+    "gradient_strips": (
+        Tile(rows=64, columns=64, warps=4),
+        Tile(rows=64, columns=128, warps=8, registers=128, from_generated=384),
+    ),
+    "strip_gradient": (Tile(inner=64, outer=128, warps=4),),
 }
 # If distances are computed from differences, in float32.
 DIRECT: dict[str, tuple[Tile, ...]] = {

@@ -133,7 +133,7 @@ def plan_tiles(
         """
         drifts = matrices if name == "products" else 1
         writes, reads = find_strip_tiles(name, shape, drifts)
-        strip_sizes = plan_strips(shape, writes, matrices, values, before_outputs=name == "products")
+        strip_sizes = plan_strips(shape, reads, matrices, values, name == "products", device)
         numbers, parts = [strip_sizes.strips, *sizes], _divide(shape.width, reads.outer)
         own = {"WORK": work, "DIRECT": shape.direct, "R": r, "DK": CENTER_TILE}
         own |= {"BN": reads.rows, "BM": reads.columns, "BK": reads.inner, "BD": reads.outer}
