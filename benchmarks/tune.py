@@ -67,6 +67,9 @@ STRIP_WRITERS = [
 ]
 # In an order in which each kernel finds the best tiles of those before it.
 TILE_CANDIDATES: dict[str, list[tuple[int, int, int, int, bool, int, int, int | None]]] = {
+    "center": [
+        (rows, 64, 64, 64, False, warps, 3, None) for rows, warps in ((32, 4), (64, 4), (128, 8), (256, 8))
+    ],
     "norms": [(64, 64, 64, 64, False, 4, 3, None), (64, 64, 128, 64, False, 4, 2, None)],
     "scale": [
         (rows, columns, 64, 64, False, warps, stages, registers)

@@ -180,6 +180,17 @@ def test_whole_problems_and_tiles_agree(options, tiles, monkeypatch):
         assert error(tiled, whole) < 1e-5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("processors", [1, 2, 100])
+@pytest.mark.usefixtures("_poisoned")
+def test_columns_of_a_row_shared_by_programs(processors, tiles, monkeypatch):
+    """Sums of distances: one, two and five programs for five column tiles."""
+    monkeypatch.setattr(tiled_plan, "processors", lambda device: processors)
+    monkeypatch.setattr(tiled_plan, "PROGRAMS", 2)
+    gen, neg, pos = samples("random", SIZES, 34, groups=1, dtype=torch.bfloat16)
+    compare(gen, pos, neg, twin.release_loss, temperatures=(0.05, 0.2))
+
+
 @pytest.fixture
 def _poisoned(monkeypatch):
     """Fill all allocated memory with NaN."""

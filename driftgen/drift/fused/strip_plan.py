@@ -11,7 +11,7 @@ from driftgen.drift.fused.shapes import BucketShape
 from driftgen.drift.fused.tile_sizes import Tile
 from driftgen.ops.launch import Launch
 
-__all__ = ["StripSizes", "Strips", "TiledGradient", "plan_strips"]
+__all__ = ["StripSizes", "Strips", "TiledGradient", "plan_strips", "processors"]
 
 # Bytes of scratch memory: at most about the L2 cache, at least enough to occupy a part of the GPU, and in
 # between a share of the memory of inputs and outputs.
@@ -58,7 +58,7 @@ def plan_strips(
     size = coefficients * (4 if shape.direct else shape.dtype.itemsize) + 4 * sums
     parts, steps = -(-shape.width // tile.outer), columns * tile.columns // tile.inner
     most = max(1, min(strips, int(scratch) // size))
-    slots = _best_slots(strips, most, parts, steps, _processors(device))
+    slots = _best_slots(strips, most, parts, steps, processors(device))
     return StripSizes(strips, slots, columns, coefficients, sums)
 
 
@@ -75,7 +75,8 @@ def _best_slots(strips: int, most: int, parts: int, steps: int, processors: int)
     return min(range(most, 0, -1), key=time)
 
 
-def _processors(device: torch.device) -> int:
+def processors(device: torch.device) -> int:
+    """Number of multiprocessors of a GPU; 1 for the CPU."""
     if device.type != "cuda":
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count

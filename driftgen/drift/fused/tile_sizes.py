@@ -54,18 +54,21 @@ class Tile:
 
 
 # By kernel. Tensor cores take 64 rows for each four warps. Eight warps share the columns of 64 rows, unless a
-# tile holds whole samples: then the compiler gives both halves the same work. Wide vectors use 128 columns if
-# registers allow it, because loops over products with 64 columns are bound by instructions.
+# tile holds whole samples: then the compiler gives both halves the same work. Large tiles load samples less
+# often. Small tiles and few registers let several programs share a multiprocessor, so that one computes
+# affinities while another one waits for samples; and they waste less on sets that do not fill their tiles.
 TILES: dict[str, tuple[Tile, ...]] = {
-    "center": (Tile(rows=32),),
+    "center": (Tile(rows=128, warps=8),),
     "norms": (Tile(),),
     "scale": (
         Tile(rows=128, columns=64, warps=4),
-        Tile(rows=128, columns=128, warps=8, from_width=128),
+        Tile(rows=128, columns=64, warps=8, registers=128, from_width=128),
     ),
     "softmax": (
-        Tile(rows=128, columns=64, warps=8),
-        Tile(rows=128, columns=128, warps=8, from_width=256),
+        Tile(rows=64, columns=64, warps=4),
+        Tile(rows=128, columns=64, warps=8, from_generated=384),
+        Tile(rows=128, columns=128, warps=8, from_width=256, from_generated=384),
+        Tile(rows=128, columns=128, warps=8, from_width=512),
     ),
     "products": (Tile(rows=64, columns=64, warps=4), Tile(strips=True, from_width=65)),
     "affinity_strips": (
@@ -99,7 +102,7 @@ DIRECT: dict[str, tuple[Tile, ...]] = {
     "gradient_strips": (Tile(warps=8, stages=2),),
     "strip_gradient": (Tile(inner=32, outer=128, warps=8, stages=2),),
 }
-MAX_SUMS = 192  # elements of drifts that a thread sums, of its 255 registers
+MAX_SUMS = 128  # elements of drifts that a thread sums, of its 255 registers
 # Strips of each pass, and the kernels that write and read them.
 STRIPS = {
     "products": ("affinity_strips", "strip_products"),

@@ -10,20 +10,21 @@ import torch
 from torch import Tensor
 
 from driftgen.drift.fused.shapes import BucketShape, block_size
-from driftgen.drift.fused.strip_plan import Strips, TiledGradient, plan_strips
+from driftgen.drift.fused.strip_plan import Strips, TiledGradient, plan_strips, processors
 from driftgen.drift.fused.tile_sizes import Tile, find_strip_tiles, find_tile
 from driftgen.ops.launch import Launch
 
 __all__ = ["TiledPasses", "TiledProducts", "TiledScale", "plan_tiles"]
 
 CENTER_TILE = 64  # coordinates that one program of center_kernel adds up
+PROGRAMS = 6  # programs of tiled_scale_kernel for each processor, if rows are few
 
 
 @dataclass(frozen=True, eq=False)
 class TiledScale:
     """The first pass: data of the samples, and sums of distances of each problem."""
 
-    tiles: int
+    parts: int  # of each problem that distances are summed over
     launches: tuple[Launch, ...]  # the last one sums distances
 
     def __call__(self, *tensors: Tensor) -> None:
@@ -32,7 +33,7 @@ class TiledScale:
         *before, scale = self.launches
         for launch in before:
             launch(origin, table, owner, sample_data)
-        partial = torch.empty(len(sums), self.tiles, dtype=torch.float32, device=sums.device)
+        partial = torch.empty(len(sums), self.parts, dtype=torch.float32, device=sums.device)
         scale(origin, table, owner, weight, sample_data, partial)
         torch.sum(partial, dim=1, out=sums)
 
@@ -166,8 +167,13 @@ def plan_tiles(
             )
         )  # fmt: skip
     tile = find_tile("scale", shape)
-    scale_tiles = _divide(generated, tile.rows)
-    scale = launch(softmax.tiled_scale_kernel, scale_tiles, *sizes, min_distance, **options(tile, "WEIGHTED"))
+    row_tiles = _divide(generated, tile.rows)
+    wanted = _divide(PROGRAMS * processors(device), shape.problems * row_tiles)
+    splits = min(wanted, _tiles(tile.columns, *shape.samples))
+    scale = launch(
+        softmax.tiled_scale_kernel, row_tiles * splits, splits, *sizes, min_distance,
+        **options(tile, "WEIGHTED"),
+    )  # fmt: skip
     tile = find_tile("softmax", shape)
     own = shape.samples if constants["BOTH"] else (generated,)
     softmax_launch = launch(
@@ -205,7 +211,7 @@ def plan_tiles(
     return TiledPasses(
         1 if shape.direct else shape.problems * (_divide(data, 4) * 4),
         shape.problems * (total * (1 + r) + generated * (1 + 3 * r)),
-        TiledScale(scale_tiles, (*before, scale)),
+        TiledScale(row_tiles * splits, (*before, scale)),
         TiledProducts(parts, softmax_launch, last),
         (gradients[0], gradients[1]),
     )

@@ -2,7 +2,7 @@
 
 All samples of a problem are numbered in the order generated, negatives, positives. A tile holds consecutive
 samples of one set. Kernels keep one tile as rows and sweep over others as columns. Nothing of the size of all
-pairs reaches memory: each kernel computes the distances again.
+pairs reaches memory: each kernel computes the distances again. ``strips_triton`` keeps those of some rows.
 
 The kernels store data of the samples of each problem: the squared norms of all T samples; a flag that is 1 if
 coordinates are centered; four partial sums for each DK coordinates; and the center of each coordinate. The
