@@ -46,7 +46,8 @@ __all__ = ["rates_of", "softmax_kernel", "terms_size", "tiled_scale_kernel", "ze
 def _scale_sweep(
     t, begin, end, problem, counts, group, weight, out, min_distance,
     CENTERED: tl.constexpr, WORK: tl.constexpr, WEIGHTED: tl.constexpr, RAGGED: tl.constexpr,
-    DIRECT: tl.constexpr, ONE: tl.constexpr, DK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    DIRECT: tl.constexpr, ONE: tl.constexpr,
+    DK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     rows = row_tile(t, problem, counts, CENTERED, WORK, DIRECT, ONE, DK, BN, BK)
     total = tl.zeros((BN,), tl.float32)
