@@ -29,6 +29,7 @@ from driftgen.drift.fused.tiled_drift_triton import (
     load_columns,
     load_row_terms,
     moving,
+    rounded,
     store_products,
     store_sums,
     tile_affinity,
@@ -90,10 +91,10 @@ def _affinity_tile(
             r, distance, row_terms, columns, terms, counts, rates, floor,
             WEIGHTED, RAGGED, KERNEL, BOTH, WEIGHTED_SOFTMAX,
         )  # fmt: skip
-        c = a.to(WORK)
+        c, value = rounded(a, WORK)
         _store_tile(coefficients, c, r, R, slot, column, counts, BN, BM)
         tl.store(sums + r * BN, tl.sum(a, axis=1))
-        tl.store(sums + (R + r) * BN, tl.sum(c.to(tl.float32), axis=1))
+        tl.store(sums + (R + r) * BN, tl.sum(value, axis=1))
 
 
 @triton.jit(do_not_specialize=["V", "N", "M", "P", "strips"])

@@ -38,6 +38,7 @@ __all__ = [
     "load_row_terms",
     "load_sums",
     "moving",
+    "rounded",
     "store_products",
     "store_sums",
     "tile_affinity",
@@ -112,6 +113,20 @@ def tile_affinity(
 
 
 @triton.jit
+def rounded(value, WORK: tl.constexpr):
+    """Round to the dtype of products. Returns the result in this dtype and in float32."""
+    result = value.to(WORK)
+    if tl.bfloat16 == WORK:
+        # The same by integers: conversions of pairs are cheap, but if the results are converted back, the
+        # compiler converts single numbers, each of which takes as long as an exponential.
+        bits = value.to(tl.int32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
+        return result, bits.to(tl.float32, bitcast=True)
+    else:
+        return result, result.to(tl.float32)
+
+
+@triton.jit
 def zero_drifts(R: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr):
     values = ()
     for _ in tl.static_range(R):
@@ -145,8 +160,8 @@ def _sum_samples(
                 WEIGHTED, RAGGED, KERNEL, BOTH, WEIGHTED_SOFTMAX,
             )  # fmt: skip
             next_sums = next_sums + (sums[r] + tl.sum(a, axis=1),)
-            c = a.to(WORK)
-            next_totals = next_totals + (totals[r] + tl.sum(c.to(tl.float32), axis=1),)
+            c, value = rounded(a, WORK)
+            next_totals = next_totals + (totals[r] + tl.sum(value, axis=1),)
             next_drifts = next_drifts + (add_product(drifts[r], c, y),)
         sums, totals, drifts = next_sums, next_totals, next_drifts
     return sums, totals, drifts

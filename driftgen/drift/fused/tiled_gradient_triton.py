@@ -7,7 +7,13 @@ import triton.language as tl
 
 from driftgen.drift.fused.distances_triton import GRADIENT, address
 from driftgen.drift.fused.passes_triton import add_product
-from driftgen.drift.fused.tiled_drift_triton import load_columns, load_row_terms, load_sums, tile_affinity
+from driftgen.drift.fused.tiled_drift_triton import (
+    load_columns,
+    load_row_terms,
+    load_sums,
+    rounded,
+    tile_affinity,
+)
 from driftgen.drift.fused.tiled_softmax_triton import rates_of, terms_size
 from driftgen.drift.fused.tiles_triton import (
     column_distances,
@@ -61,11 +67,11 @@ def combined_coefficients(
             WEIGHTED, RAGGED, KERNEL, BOTH, WEIGHTED_SOFTMAX,
         )  # fmt: skip
         c += tl.where(column < repelling, factors[0][r], factors[1][r])[:, None] * a
-    high = c.to(WORK)
+    high, value = rounded(c, WORK)
     low = high
     if tl.float32 != WORK:
-        low = (c - high.to(tl.float32)).to(WORK)
-        c = high.to(tl.float32) + low.to(tl.float32)
+        low, error = rounded(c - value, WORK)
+        c = value + error
     return high, low, tl.sum(c, axis=1)
 
 
