@@ -81,6 +81,14 @@ def test_strips_fit_the_registers(width, dtype, temperatures):
         assert drifts * reads.rows * reads.outer <= 128 * 32 * reads.warps
 
 
+def test_drifts_that_do_not_fit_the_registers_are_narrower(monkeypatch):
+    tile = Tile(rows=128, outer=128, warps=8)
+    monkeypatch.setattr(tile_sizes, "TILES", dict.fromkeys(tile_sizes.TILES, (tile,)))
+    shape = bucket_shape(256, (640, 0, 640))
+    outers = [find_strip_tiles("products", shape, drifts)[1].outer for drifts in (1, 2, 3, 4)]
+    assert outers == [128, 128, 64, 64]
+
+
 @pytest.mark.parametrize("processors", [1, 132])
 @pytest.mark.parametrize("sizes", [(256, 32, 256), (640, 0, 640), (512, 64, 2048), (1024, 96, 4000)], ids=str)
 @pytest.mark.parametrize("width", [256, 1024])
