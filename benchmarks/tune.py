@@ -113,15 +113,9 @@ TILE_CANDIDATES: dict[str, list[tuple[int, int, int, int, bool, int, int, int | 
     ],
     "gradient_strips": STRIP_WRITERS,
     "strip_gradient": [
-        (64, 64, 64, outer, False, warps, stages, None)
-        for outer, warps, stages in (
-            (64, 4, 3),
-            (64, 4, 4),
-            (128, 4, 3),
-            (128, 8, 3),
-            (256, 8, 2),
-            (256, 8, 3),
-        )
+        *[(64, 64, 64, 64, False, 4, stages, None) for stages in (3, 4)],
+        *[(64, 64, 64, 128, False, warps, 3, None) for warps in (4, 8)],
+        *[(64, 64, 64, 256, False, 8, stages, None) for stages in (2, 3)],
     ],
     "gradient": [
         *[(64, 64, inner, 64, False, 4, 3, None) for inner in (64, 128)],
