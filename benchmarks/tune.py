@@ -4,7 +4,7 @@
     python -m benchmarks.tune group-norm [--samples 512] [--channels 256] [--side 32] [--json FILE]
     python -m benchmarks.tune loss [--groups 16384] [--width 256] [--json FILE]
     python -m benchmarks.tune tiles [--generated 640 --positives 640 --unconditional 0] [--widths 64 256 1024]
-        [--only products gradient] [--groups 64] [--json FILE]
+        [--only strip_products gradient] [--groups 64] [--json FILE]
 
 Needs an NVIDIA GPU; all maps and features are bfloat16. Copy the fastest values to ``FORWARD`` and
 ``BACKWARD`` of ``driftgen.ops.attention``, to ``MAX_ELEMENTS`` of ``driftgen.ops.group_norm``, to ``BUILD``
@@ -56,42 +56,75 @@ ATTENTION_BACKWARD: list[Build] = [
         (128, 64, 64, 3, 8, None),
     )
 ]
-TILE_FIELDS = ("rows", "columns", "inner", "outer", "defer", "warps", "stages")
-TILE_CANDIDATES: dict[str, list[tuple[int, int, int, int, bool, int, int]]] = {
-    "norms": [(64, 64, 64, 64, False, 4, 3), (64, 64, 128, 64, False, 4, 2), (128, 64, 64, 64, False, 8, 3)],
+TILE_FIELDS = ("rows", "columns", "inner", "outer", "strips", "warps", "stages", "registers")
+STRIP_WRITERS = [
+    (64, 64, 64, 64, False, 4, 3, None),
+    (64, 64, 64, 64, False, 4, 4, 128),
+    (64, 128, 64, 64, False, 4, 3, None),
+    (64, 128, 64, 64, False, 8, 3, None),
+    (64, 128, 64, 64, False, 8, 3, 128),
+    (64, 128, 128, 64, False, 8, 2, 128),
+]
+# In an order in which each kernel finds the best tiles of those before it.
+TILE_CANDIDATES: dict[str, list[tuple[int, int, int, int, bool, int, int, int | None]]] = {
+    "center": [
+        (rows, 64, 64, 64, False, warps, 3, None) for rows, warps in ((32, 4), (64, 4), (128, 8), (256, 8))
+    ],
+    "norms": [(64, 64, 64, 64, False, 4, 3, None), (64, 64, 128, 64, False, 4, 2, None)],
     "scale": [
-        (rows, columns, inner, 64, False, warps, stages)
-        for rows, columns, warps in ((64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 64, 8), (128, 128, 8))
-        for inner, stages in ((64, 3), (64, 4), (128, 2))
+        (rows, columns, 64, 64, False, warps, stages, registers)
+        for rows, columns, warps, stages, registers in (
+            (64, 64, 4, 3, None),
+            (64, 128, 4, 3, None),
+            (128, 64, 4, 3, None),
+            (128, 64, 8, 3, 128),
+            (128, 64, 8, 4, 128),
+            (128, 128, 8, 3, None),
+        )
     ],
     "softmax": [
-        (rows, columns, inner, 64, False, warps, stages)
-        for rows, columns, warps in ((64, 64, 4), (64, 128, 4), (128, 64, 8), (128, 128, 8))
-        for inner, stages in ((64, 3), (64, 4), (128, 2))
+        (rows, columns, 64, 64, False, warps, 3, registers)
+        for rows, columns, warps, registers in (
+            (64, 64, 4, None),
+            (64, 64, 4, 128),
+            (64, 128, 8, 128),
+            (128, 64, 8, None),
+            (128, 64, 8, 128),
+            (128, 128, 8, None),
+        )
     ],
-    "affinity": [
-        (rows, columns, inner, 64, False, warps, stages)
-        for rows, columns, warps in ((64, 64, 4), (64, 128, 4), (128, 64, 8), (128, 128, 8))
-        for inner, stages in ((64, 3), (128, 2))
+    "affinity_strips": STRIP_WRITERS,
+    "strip_products": [
+        (64, 64, inner, outer, False, warps, stages, None)
+        for inner, outer, warps, stages in (
+            (64, 64, 4, 3),
+            (64, 64, 4, 4),
+            (64, 64, 8, 3),
+            (64, 128, 8, 2),
+            (64, 128, 8, 3),
+            (32, 128, 8, 4),
+        )
     ],
     "products": [
-        *[(64, columns, 64, 64, True, 4, stages) for columns in (32, 64) for stages in (2, 3)],
-        *[(64, columns, 32, 64, True, 8, 3) for columns in (64, 128)],
-        *[(128, columns, 64, 64, defer, 8, 3) for columns in (32, 64) for defer in (False, True)],
-        *[(64, 64, inner, 64, False, 4, 3) for inner in (64, 128)],
-        *[(64, columns, 64, 128, False, 8, 3) for columns in (32, 64, 128)],
-        *[(64, columns, 128, 128, False, 8, 2) for columns in (64, 128)],
-        *[(64, columns, 64, 256, False, 8, 3) for columns in (32, 64)],
+        *[(64, columns, 64, 64, False, 4, 3, None) for columns in (32, 64)],
+        *[(64, columns, 64, 64, False, 8, 3, None) for columns in (32, 64)],
+        (128, 64, 64, 64, False, 8, 3, None),
+        (64, 64, 64, 64, True, 4, 3, None),
+    ],
+    "gradient_strips": STRIP_WRITERS,
+    "strip_gradient": [
+        *[(64, 64, 64, 64, False, 4, stages, None) for stages in (3, 4)],
+        *[(64, 64, 64, 128, False, warps, 3, None) for warps in (4, 8)],
+        *[(64, 64, 64, 256, False, 8, stages, None) for stages in (2, 3)],
     ],
     "gradient": [
-        *[(64, 64, 64, outer, False, 4, stages) for outer in (64, 128) for stages in (2, 3)],
-        *[(64, 64, 128, 128, False, 4, stages) for stages in (2, 3)],
-        *[(128, 64, 64, outer, False, 8, 3) for outer in (64, 128)],
-        *[(64, columns, 64, 256, False, 8, 3) for columns in (64, 128)],
-        *[(64, columns, 128, 256, False, 8, 2) for columns in (64, 128)],
-        (64, 64, 64, 512, False, 8, 2),
+        *[(64, 64, inner, 64, False, 4, 3, None) for inner in (64, 128)],
+        (64, 64, 64, 64, False, 8, 3, None),
+        (128, 64, 64, 64, False, 8, 3, None),
+        (64, 64, 64, 64, True, 4, 3, None),
     ],
 }
+WIDEST_SWEEPS = {"products": 128, "gradient": 256}  # wider drifts of whole rows do not fit the registers
 GROUP_NORM: list[Build] = [{"MAX_ELEMENTS": 2**n} for n in (12, 13, 14)]
 
 
@@ -195,11 +228,13 @@ def tune_group_norm(args: argparse.Namespace) -> Iterator[Build]:
 
 
 def kernel_times(loss: dg.DriftingLoss, sets: list[Tensor], repeats: int) -> dict[str, float]:
-    """Return the median milliseconds of each kernel of the loss and its gradient, after two calls."""
+    """Return the milliseconds of each kernel in a call of the loss and its gradient: the median, after two
+    calls, of the sum over launches.
+    """
     from driftgen.ops.launch import Launch
 
     real = Launch.__call__
-    times: dict[str, list[float]] = {}
+    calls: list[dict[str, float]] = []
 
     def call(self: Launch, *tensors: Tensor) -> None:
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -207,15 +242,17 @@ def kernel_times(loss: dg.DriftingLoss, sets: list[Tensor], repeats: int) -> dic
         real(self, *tensors)
         stop.record()
         stop.synchronize()
-        times.setdefault(self.kernel.__name__, []).append(start.elapsed_time(stop))
+        name = self.kernel.__name__
+        calls[-1][name] = calls[-1].get(name, 0.0) + start.elapsed_time(stop)
 
     Launch.__call__ = call  # type: ignore[method-assign]
     try:
         for _ in range(repeats + 2):
+            calls.append({})
             torch.autograd.grad(loss(*sets).loss, sets[0])
     finally:
         Launch.__call__ = real  # type: ignore[method-assign]
-    return {name: statistics.median(each[2:]) for name, each in times.items()}
+    return {name: statistics.median(each[name] for each in calls[2:]) for name in calls[-1]}
 
 
 def draw_sets(groups: int, sizes: tuple[int, ...], width: int) -> list[Tensor]:
@@ -240,30 +277,37 @@ def tune_loss(args: argparse.Namespace) -> Iterator[Build]:
 def tune_tiles(args: argparse.Namespace) -> Iterator[Build]:
     """Time the kernels for large groups with other tiles, one kernel at a time, and print the fastest rows.
 
-    All candidates of a kernel are compiled in parallel first.
+    All candidates of a kernel are compiled in parallel first. Later kernels use the fastest tiles of earlier
+    ones, so that sweeps and strips are compared at their best.
     """
     from driftgen.drift.batching import as_features, buckets_by_width
     from driftgen.drift.fused import tile_sizes
     from driftgen.drift.fused.plan import make_plan
-    from driftgen.drift.fused.tile_sizes import Tile
+    from driftgen.drift.fused.tile_sizes import STRIPS, Tile
     from driftgen.drift.interfaces import LossCall
     from driftgen.ops.launch import Launch
 
     sizes = args.generated, args.positives, args.unconditional
     usual, prepare = dict(tile_sizes.TILES), Launch.prepare
+    by_strips = {name: kernel for kernel, names in STRIPS.items() for name in names}
     best: dict[str, list[tuple[float, Tile]]] = {}
     for width in args.widths:
         sets = draw_sets(args.groups or 64, sizes, width)
         buckets = buckets_by_width(*as_features(*sets, *[None] * (3 - len(sets))))
-        kernel_times(dg.DriftingLoss(), sets, 0)  # compiles the usual kernels
+        kernel_times(dg.DriftingLoss(), sets, 1)  # compiles the usual kernels
+        fastest = dict(usual)
         for kernel in args.only or TILE_CANDIDATES:
-            planned = []
+            planned, others = [], dict(fastest)
+            if kernel in by_strips:
+                others[by_strips[kernel]] = (Tile(strips=True),)
             Launch.prepare = lambda self, *dtypes, kernel=kernel: (  # type: ignore[method-assign]
                 prepare(self, *dtypes) if kernel in self.kernel.__name__ else None
             )
             for values in TILE_CANDIDATES[kernel]:
                 tile = Tile(**dict(zip(TILE_FIELDS, values, strict=True)), from_width=width)
-                tile_sizes.TILES = usual | {kernel: (tile,)}
+                if not tile.strips and width > WIDEST_SWEEPS.get(kernel, width):
+                    continue
+                tile_sizes.TILES = others | {kernel: (tile,)}
                 loss = dg.DriftingLoss()
                 make_plan(LossCall(loss.settings, buckets, None, None, True))
                 planned.append((tile, loss))
@@ -272,7 +316,7 @@ def tune_tiles(args: argparse.Namespace) -> Iterator[Build]:
             for tile, loss in planned:
                 times = attempt(lambda loss=loss, sets=sets: kernel_times(loss, sets, args.repeats))
                 if "error" not in times:
-                    # The sum: deferred sums of A save a sweep of another kernel.
+                    # The sum: strips take more kernels than sweeps, and their sizes affect each other.
                     timed.append((sum(times.values()), tile))
                 yield {
                     "width": width,
@@ -281,6 +325,7 @@ def tune_tiles(args: argparse.Namespace) -> Iterator[Build]:
                 } | times
             if timed:
                 best.setdefault(kernel, []).append(min(timed, key=lambda pair: pair[0]))
+                fastest[kernel] = (best[kernel][-1][1],)
     for kernel, rows in best.items():
         print(f'    "{kernel}": (')
         for total, tile in rows:

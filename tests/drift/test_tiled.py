@@ -1,24 +1,23 @@
 """Kernels of the loss for large groups against float64, with tiles so small that few samples need several."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 import driftgen as dg
-from driftgen.drift.batching import buckets_by_width
-from driftgen.drift.fused import plan as plans
 from driftgen.drift.fused import shapes, tile_sizes, tiled_plan
-from driftgen.drift.fused.shapes import BucketShape, fits_one_program
-from driftgen.drift.fused.tile_sizes import Tile, find_tile
+from driftgen.drift.fused.strip_plan import plan_strips
+from driftgen.drift.fused.tile_sizes import Tile
 from driftgen.drift.interfaces import LossCall, Statistics
 from driftgen.ops import dispatch
 from driftgen.ops.launch import Launch
 from tests.support import twin
 from tests.support.accuracy import error
 from tests.support.interpreter import DEVICE, _bfloat16_on_the_cpu, _kernels_everywhere  # noqa: F401
-from tests.support.kernel_losses import KINDS, compare, features, run, samples
+from tests.support.kernel_losses import ALLOWED, KINDS, compare, features, run, samples
 
 pytest.importorskip("triton")
 SIZES = 18, 5, 17  # generated, negatives, positives: two tiles, one, and two, all of them ragged
@@ -30,10 +29,13 @@ def tiles(monkeypatch):
     monkeypatch.setattr(shapes, "MAX_GENERATED", 0)
     monkeypatch.setattr(tiled_plan, "CENTER_TILE", 16)
 
-    def use(**sizes):
-        tile = Tile(**{"rows": 16, "columns": 16, "inner": 32, "outer": 32} | sizes)
+    def use(slots=2, **sizes):
+        tile = Tile(**{"rows": 16, "columns": 16, "inner": 32, "outer": 32, "strips": True} | sizes)
         for table in ("TILES", "DIRECT"):
             monkeypatch.setattr(tile_sizes, table, dict.fromkeys(tile_sizes.TILES, (tile,)))
+        monkeypatch.setattr(
+            tiled_plan, "plan_strips", lambda *a, **k: replace(plan_strips(*a, **k), slots=slots)
+        )
 
     use()
     return use
@@ -53,12 +55,14 @@ def launched(monkeypatch):
     return names
 
 
-def kernel_names(direct, defer):
+def kernel_names(direct, strips):
+    """Names of the launched kernels. ``strips`` is the number of strips, two of which make a turn."""
+    turns = -(-strips // 2)
     return [
         *(["center_kernel", "norms_kernel"] if not direct else []),
         *("tiled_scale_kernel", "softmax_kernel"),
-        *(["affinity_kernel"] if not defer else []),
-        *("tiled_products_kernel", "tiled_gradient_kernel"),
+        *(["affinity_strips_kernel", "strip_products_kernel"] * turns or ["tiled_products_kernel"]),
+        *(["gradient_strips_kernel", "strip_gradient_kernel"] * turns or ["tiled_gradient_kernel"]),
     ]
 
 
@@ -66,26 +70,27 @@ def test_several_tiles(tiles, launched):
     tiles(inner=64, outer=64)
     gen, neg, pos = samples("random", (17, 2, 3), 34, groups=1, dtype=torch.bfloat16)
     compare(gen, pos, neg, twin.release_loss, temperatures=(0.05, 0.2))
-    assert launched == kernel_names(direct=False, defer=False)
+    assert launched == kernel_names(direct=False, strips=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_release(kind, dtype, tiles, launched):
-    gen, neg, pos = samples(kind, SIZES, 34, groups=2 if kind == "random" else 1, dtype=dtype)
+    groups = 2 if kind == "random" else 1
+    gen, neg, pos = samples(kind, SIZES, 34, groups, dtype=dtype)
     compare(gen, pos, neg, twin.release_loss)
-    assert launched == kernel_names(dtype == torch.float32, defer=False)
+    assert launched == kernel_names(dtype == torch.float32, strips=2 * groups)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", ["random", "offset"])
-def test_deferred_sums(kind, dtype, tiles, launched):
-    tiles(defer=True)
+def test_sweeps(kind, dtype, tiles, launched):
+    tiles(strips=False)
     gen, neg, pos = samples(kind, SIZES, 34, groups=1, dtype=dtype)
     compare(gen, pos, neg, twin.release_loss)
-    assert launched == kernel_names(dtype == torch.float32, defer=True)
+    assert launched == kernel_names(dtype == torch.float32, strips=0)
 
 
 @pytest.mark.slow
@@ -119,7 +124,7 @@ def test_borders_of_tiles(sizes, shape, convention, tiles):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kernel", "normalization", "defer"),
+    ("kernel", "normalization", "strips"),
     [
         ("laplace", "both", True),
         ("laplace", "y", True),
@@ -129,8 +134,8 @@ def test_borders_of_tiles(sizes, shape, convention, tiles):
         ("inverse_multiquadric", "y", False),
     ],
 )
-def test_paper(kernel, normalization, defer, tiles):
-    tiles(defer=defer)
+def test_paper(kernel, normalization, strips, tiles):
+    tiles(strips=strips)
     gen, neg, pos = samples("random", SIZES, 10, groups=1)
     rng = np.random.default_rng(1)
     compare(
@@ -143,10 +148,10 @@ def test_paper(kernel, normalization, defer, tiles):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("convention", ["release", "paper"])
-@pytest.mark.parametrize("defer", [False, True])
-def test_weights_may_be_zero(convention, defer, tiles):
+@pytest.mark.parametrize("strips", [False, True])
+def test_weights_may_be_zero(convention, strips, tiles):
     """Whole tiles have no weight, the first of them and the nearest ones among them."""
-    tiles(defer=defer)
+    tiles(strips=strips)
     gen, _, pos = samples("random", (18, 0, 34), 10)
     neg = gen[:, :17] + 1e-3
     weights = [np.ones((2, 18)), np.zeros((2, 17)), np.ones((2, 34))]
@@ -176,22 +181,90 @@ def test_whole_problems_and_tiles_agree(options, tiles, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_two_runs_are_the_same_to_the_bit_and_nothing_is_left_unwritten(dtype, tiles, monkeypatch):
-    """Fill all allocated memory with NaN first."""
+@pytest.mark.parametrize("processors", [1, 2, 100])
+@pytest.mark.usefixtures("_poisoned")
+def test_columns_of_a_row_shared_by_programs(processors, tiles, monkeypatch):
+    """Sums of distances: one, two and five programs for five column tiles."""
+    monkeypatch.setattr(tiled_plan, "processors", lambda device: processors)
+    monkeypatch.setattr(tiled_plan, "PROGRAMS", 2)
+    gen, neg, pos = samples("random", SIZES, 34, groups=1, dtype=torch.bfloat16)
+    compare(gen, pos, neg, twin.release_loss, temperatures=(0.05, 0.2))
+
+
+@pytest.fixture
+def _poisoned(monkeypatch):
+    """Fill all allocated memory with NaN."""
     for name in ("empty", "empty_like"):
         real = getattr(torch, name)
         monkeypatch.setattr(torch, name, lambda *a, real=real, **k: real(*a, **k).fill_(math.nan))
-    gen, neg, pos = (t[:, :, None].to(DEVICE) for t in samples("random", (17, 2, 4), 34, 1, dtype))
-    runs = []
-    for _ in range(2):
-        leaf = gen.clone().requires_grad_()
-        out = dg.DriftingLoss((0.05, 0.2))({"": leaf}, {"": pos}, {"": neg})
-        out.loss.backward()
-        runs.append([out.loss.detach(), out.per_group.detach(), *out.drift.values(), leaf.grad])
-    for first, second in zip(*runs, strict=True):
+
+
+def results(sizes, width, dtype, groups=1, **options):
+    """Loss, statistics and gradient of a call."""
+    gen, neg, pos = (t[:, :, None].to(DEVICE) for t in samples("random", sizes, width, groups, dtype))
+    gen.requires_grad_()
+    out = dg.DriftingLoss((0.05, 0.2), **options)({"": gen}, {"": pos}, {"": neg})
+    out.loss.backward()
+    return [out.loss.detach(), out.per_group.detach(), *out.drift.values(), gen.grad]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strips", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.usefixtures("_poisoned")
+def test_two_runs_are_the_same_to_the_bit_and_nothing_is_left_unwritten(dtype, strips, tiles):
+    tiles(strips=strips)
+    for first, second in zip(*(results((17, 2, 4), 34, dtype) for _ in range(2)), strict=True):
         assert first.isfinite().all()
         assert torch.equal(first, second)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("convention", ["release", "paper"])
+@pytest.mark.usefixtures("_poisoned")
+def test_turns_change_no_bit(convention, tiles, launched):
+    """Six strips of three problems: turns of one, of parts of problems, and of all. Some are not full."""
+    runs = []
+    for slots in (1, 4, 6, 7):
+        tiles(slots=slots, columns=32, inner=16)
+        launched.clear()
+        runs.append(results((18, 3, 17), 34, torch.bfloat16, groups=3, convention=convention))
+        for name in ("affinity_strips_kernel", "strip_gradient_kernel"):
+            assert launched.count(name) == -(-6 // slots)
+    for other in runs[1:]:
+        for a, b in zip(runs[0], other, strict=True):
+            assert a.isfinite().all()
+            assert torch.equal(a, b)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"attraction": 0.0}, {"repulsion": 0.0}, {"attraction": 2.5}], ids=str)
+def test_factors(options, tiles, monkeypatch):
+    """Strips divide by attraction · S⁻, which may be 0."""
+    gen, neg, pos = samples("random", SIZES, 34, dtype=torch.bfloat16)
+    found = []
+    for places in ({"cpu", "cuda"}, set()):
+        monkeypatch.setattr(dispatch, "DEVICES", places)
+        out, gradient = run(dg.DriftingLoss((0.05, 0.2), **options), gen, pos, neg)
+        found.append([out.loss, out.per_group, out.drift, gradient])
+    for a, b in zip(*found, strict=True):
+        assert error(a, b) < ALLOWED[torch.bfloat16]
+
+
+@pytest.mark.slow
+def test_rows_that_nothing_repels(tiles, monkeypatch):
+    """Without a floor, S⁻ of samples that are far from all others is 0 to the last digit."""
+    gen, _, pos = samples("random", (18, 0, 17), 34, groups=1)
+    gen[:, :3] += 1e3 * torch.arange(1, 4)[:, None]
+    pos[:, :3] = gen[:, :3] + 1e-2
+    found = []
+    for places in ({"cpu", "cuda"}, set()):
+        monkeypatch.setattr(dispatch, "DEVICES", places)
+        out, gradient = run(dg.DriftingLoss((0.001, 0.2), convention="paper"), gen, pos)
+        found.append([out.loss, out.drift, gradient])
+    for a, b in zip(*found, strict=True):
+        assert a.isfinite().all()
+        assert error(a, b) < 1e-5
 
 
 @pytest.mark.slow
@@ -251,56 +324,4 @@ def test_tiles_of_the_table(sizes, launched):
     """Groups that do not fit one program are cut into tiles."""
     gen, neg, pos = samples("random", sizes, 3, groups=1)
     compare(gen, pos, neg if sizes[1] else None, twin.release_loss, temperatures=(0.05, 0.2))
-    assert launched == kernel_names(direct=True, defer=True)
-
-
-def bucket_shape(width, sizes, dtype=torch.bfloat16):
-    return BucketShape((0,), (1,), width, 1, sizes, dtype)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "whole"),
-    [
-        ((64, 16, 64), True),
-        ((64, 32, 128), True),
-        ((64, 33, 128), False),
-        ((65, 16, 64), False),
-        ((8, 0, 129), False),
-        ((8, 129, 4), False),
-        ((256, 32, 256), False),
-        ((640, 0, 640), False),
-    ],
-)
-def test_dispatch(sizes, whole):
-    assert fits_one_program(bucket_shape(64, sizes)) is whole
-    gen, neg, pos = (torch.zeros(1, n, 1, 40, dtype=torch.bfloat16, device=DEVICE) for n in sizes)
-    buckets = one_bucket(gen, pos, neg if sizes[1] else None)
-    plan = plans.make_plan(LossCall(dg.DriftingLoss().settings, buckets, None, None, True))
-    assert isinstance(plan.widths[0].scale, Launch) is whole
-    assert plan.widths[0].gradients[0].kernel.__name__ == ("" if whole else "tiled_") + "gradient_kernel"
-
-
-def one_bucket(gen, pos, neg):
-    return buckets_by_width({"": gen}, {"": pos}, None if neg is None else {"": neg})
-
-
-def test_the_last_row_that_applies_is_used(monkeypatch):
-    rows = Tile(rows=16), Tile(rows=32, from_width=64), Tile(rows=64, from_width=64, from_generated=256)
-    monkeypatch.setattr(tile_sizes, "TILES", {"scale": rows})
-    for width, generated, expected in ((63, 256, 16), (64, 255, 32), (64, 256, 64), (1024, 1024, 64)):
-        assert find_tile("scale", bucket_shape(width, (generated, 0, 64))).rows == expected
-    narrow = find_tile("scale", bucket_shape(40, (20, 0, 64)))
-    assert (narrow.inner, narrow.outer) == (64, 64)
-    narrow = find_tile("scale", bucket_shape(33, (20, 0, 64)))
-    assert narrow.inner == 64
-
-
-@pytest.mark.parametrize("width", [1, 33, 64, 128, 256, 1024, 5000])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_every_shape_has_tiles(width, dtype):
-    shape = bucket_shape(width, (640, 0, 640), dtype)
-    for kernel in tile_sizes.DIRECT if shape.direct else tile_sizes.TILES:
-        tile = find_tile(kernel, shape)
-        for size in (tile.rows, tile.columns, tile.inner, tile.outer):
-            assert size >= 16
-            assert size & (size - 1) == 0
+    assert launched == kernel_names(direct=True, strips=0)

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 import driftgen as dg
+from driftgen.drift.fused import strip_plan, tile_sizes
+from driftgen.drift.fused.tile_sizes import Tile
 from driftgen.ops.launch import Launch
 from tests.support.accuracy import error
 from tests.support.kernel_losses import ALLOWED, KINDS, run, samples
@@ -31,7 +33,10 @@ def launched(monkeypatch):
 def test_large_groups(sizes, width, dtype, launched):
     """Against the eager path, whose distances are in float64."""
     compare_with_eager(*samples("random", sizes, width, dtype=dtype))
-    assert launched.count("tiled_gradient_kernel") == 1
+    assert launched.count("tiled_scale_kernel") == 1
+    by_strips = launched.count("strip_gradient_kernel") > 0
+    assert launched.count("tiled_gradient_kernel") == (0 if by_strips else 1)
+    assert by_strips or width < 1024
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -54,6 +59,59 @@ def test_large_groups_with_weights(convention, width):
     }
     weights["negative_weight"][:] = 0
     compare_with_eager(*sets, weights, convention=convention)
+
+
+@pytest.mark.parametrize("strips", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("convention", ["release", "paper"])
+def test_sweeps_and_strips(convention, dtype, strips, monkeypatch, launched):
+    """Both ways at a width that both take, with ragged tiles."""
+    use_strips(monkeypatch, strips)
+    compare_with_eager(*samples("random", (200, 30, 300), 64, dtype=dtype), convention=convention)
+    assert ("strip_products_kernel" in launched) is strips
+    assert ("tiled_products_kernel" in launched) is not strips
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("temperatures", [(0.05,), (0.02, 0.05, 0.1, 0.3)], ids=len)
+def test_temperatures_of_strips(temperatures, dtype):
+    sets = samples("random", (200, 30, 300), 320, dtype=dtype)
+    compare_with_eager(*sets, temperatures=temperatures)
+
+
+@pytest.mark.parametrize("options", [{"attraction": 0.0}, {"repulsion": 0.0}], ids=str)
+def test_factors_of_strips(options):
+    compare_with_eager(*samples("random", (200, 30, 300), 320, dtype=torch.bfloat16), **options)
+
+
+def test_turns_of_strips(monkeypatch, launched):
+    """Memory full of NaN; the number of strips of a turn changes no bit."""
+    real, runs = torch.empty, []
+    monkeypatch.setattr(
+        torch,
+        "empty",
+        lambda *a, **k: real(*a, **k).fill_(float("nan") if k.get("dtype") != torch.int64 else 0),
+    )
+    gen, neg, pos = samples("random", (256, 32, 256), 512, groups=16, dtype=torch.bfloat16)
+    for most in (1, 7, 64):
+        monkeypatch.setattr(strip_plan, "_best_slots", lambda *a, most=most: most)
+        launched.clear()
+        runs.append(run(dg.DriftingLoss(), gen, pos, neg))
+        assert launched.count("strip_products_kernel") == -(-64 // most)
+    (first, gradient), *others = runs
+    assert gradient.isfinite().all()
+    for out, other_gradient in others:
+        assert torch.equal(out.loss, first.loss)
+        assert torch.equal(out.drift, first.drift)
+        assert torch.equal(other_gradient, gradient)
+
+
+def use_strips(monkeypatch, strips):
+    """Set the mode of both passes, with the tiles of the narrowest vectors for sweeps."""
+    for name in ("TILES", "DIRECT"):
+        table = getattr(tile_sizes, name)
+        modes = {key: (Tile(strips=True),) if strips else table[key][:1] for key in tile_sizes.STRIPS}
+        monkeypatch.setattr(tile_sizes, name, table | modes)
 
 
 def compare_with_eager(gen, neg, pos, weights=None, allowed=None, **options):
@@ -86,16 +144,18 @@ def test_memory(sizes, width):
     assert peak <= 1.3 * (inputs + 2 * gen.numel())
 
 
-def test_two_equal_runs_of_a_large_group():
-    gen, neg, pos = samples("random", (640, 20, 640), 256, groups=8, dtype=torch.bfloat16)
+@pytest.mark.parametrize("width", [64, 256, 1024])
+def test_two_equal_runs_of_a_large_group(width):
+    gen, neg, pos = samples("random", (640, 20, 640), width, groups=8, dtype=torch.bfloat16)
     first, second = (run(dg.DriftingLoss(), gen, pos, neg) for _ in range(2))
     assert torch.equal(first[0].loss, second[0].loss)
     assert torch.equal(first[0].drift, second[0].drift)
     assert torch.equal(first[1], second[1])
 
 
-def test_a_captured_loss_of_large_groups():
-    gen, neg, pos = (t.cuda() for t in samples("random", (256, 32, 256), 64, dtype=torch.bfloat16))
+@pytest.mark.parametrize("width", [64, 512])
+def test_a_captured_loss_of_large_groups(width):
+    gen, neg, pos = (t.cuda() for t in samples("random", (256, 32, 256), width, dtype=torch.bfloat16))
     gen.requires_grad_()
     loss = dg.DriftingLoss()
 

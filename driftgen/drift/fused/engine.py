@@ -44,7 +44,8 @@ class FusedEngine:
     Problems that do not fit one program are cut into tiles: ``tiled_plan`` then replaces each launch by
     several. Besides inputs and gradients, a call allocates R² + 1 elements for each problem (and for each of
     its tiles), the squared norms of its samples, and, until the gradient is computed, the softmax terms of
-    the rows and columns of A. The backward pass computes the gradient.
+    the rows and columns of A. Tiles of wide vectors share a scratch memory of bounded size. The backward pass
+    computes the gradient.
     """
 
     def __init__(self, call: LossCall) -> None:

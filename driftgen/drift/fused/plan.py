@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from driftgen.drift.fused.shapes import KERNELS, BucketShape, block_size, fits_one_program
+from driftgen.drift.fused.strip_plan import TiledGradient
 from driftgen.drift.fused.tiled_plan import TiledPasses, TiledProducts, TiledScale, plan_tiles
 from driftgen.drift.interfaces import LossCall, Settings
 from driftgen.drift.normalization import both
@@ -45,7 +46,8 @@ class WidthPlan:
     scale_statistics: tuple[Launch, ...]
     drift_statistics: tuple[Launch, ...]
     group_statistics: Launch
-    gradients: tuple[Launch, Launch]  # with a scalar upstream gradient, and with one for each group
+    # With a scalar upstream gradient, and with one for each group.
+    gradients: tuple[Launch | TiledGradient, Launch | TiledGradient]
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,12 +7,12 @@ last row that applies is used. ``python -m benchmarks.tune tiles`` finds the row
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from driftgen.drift.fused.shapes import BucketShape, block_size
 
-__all__ = ["DIRECT", "TILES", "Tile", "find_tile"]
+__all__ = ["DIRECT", "STRIPS", "TILES", "Tile", "find_strip_tiles", "find_tile"]
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,9 @@ class Tile:
         rows: samples of the tile that a program keeps.
         columns: samples of a tile that it sweeps over.
         inner: elements of a sample that are multiplied at a time for distances.
-        outer: coordinates of the drift that a program computes.
-        defer: find the sums of A together with the products of drifts, without a sweep of their own.
+        outer: coordinates of the drift that a program computes from a strip. It multiplies ``inner`` samples
+            at a time; its rows and columns are those of the strip. Other programs compute all coordinates.
+        strips: do not launch this kernel, but those that write strips of coefficients and read them.
         warps: warps of a program.
         stages: pipeline stages.
         registers: maximum registers of a thread; None for any.
@@ -36,7 +37,7 @@ class Tile:
     columns: int = 64
     inner: int = 64
     outer: int = 64
-    defer: bool = False
+    strips: bool = False
     warps: int = 4
     stages: int = 3
     registers: int | None = None
@@ -53,48 +54,59 @@ class Tile:
 
 
 # By kernel. Tensor cores take 64 rows for each four warps. Eight warps share the columns of 64 rows, unless a
-# tile holds whole samples: then the compiler gives both halves the same work. Wide vectors use 128 columns if
-# registers allow it, because loops over products with 64 columns are bound by instructions.
+# tile holds whole samples: then the compiler gives both halves the same work. Large tiles load samples less
+# often. Small tiles and few registers let several programs share a multiprocessor, so that one computes
+# affinities while another one waits for samples; and they waste less on sets that do not fill their tiles.
 TILES: dict[str, tuple[Tile, ...]] = {
-    "center": (Tile(rows=32),),
+    "center": (Tile(rows=128, warps=8),),
     "norms": (Tile(),),
     "scale": (
         Tile(rows=128, columns=64, warps=4),
-        Tile(rows=128, columns=128, warps=8, from_width=128),
+        Tile(rows=128, columns=64, warps=8, registers=128, from_width=128),
     ),
     "softmax": (
-        Tile(rows=128, columns=64, warps=8),
-        Tile(rows=128, columns=128, warps=8, from_width=256),
+        Tile(rows=64, columns=64, warps=4),
+        Tile(rows=128, columns=64, warps=8, from_generated=384),
+        Tile(rows=128, columns=128, warps=8, from_width=256, from_generated=384),
+        Tile(rows=128, columns=128, warps=8, from_width=512),
     ),
-    "affinity": (
-        Tile(rows=128, columns=64, warps=8),
-        Tile(rows=128, columns=128, warps=8, from_width=256),
+    "products": (Tile(rows=64, columns=64, warps=4), Tile(strips=True, from_width=65)),
+    "affinity_strips": (
+        Tile(rows=64, columns=64, warps=4),
+        Tile(rows=64, columns=128, warps=8, registers=128, from_generated=384),
     ),
-    "products": (
-        Tile(rows=64, columns=64, outer=64, defer=True, warps=4),
-        Tile(rows=64, columns=64, outer=128, warps=8, from_width=65),
-        Tile(rows=64, columns=128, outer=128, warps=8, from_width=256),
+    "strip_products": (
+        Tile(inner=64, outer=64, warps=4),
+        Tile(inner=64, outer=128, warps=8, from_width=512),
     ),
     "gradient": (
-        Tile(rows=64, columns=64, outer=64, warps=4),
-        Tile(rows=64, columns=64, inner=128, outer=128, warps=4, from_width=65),
-        Tile(rows=64, columns=64, outer=256, warps=8, from_width=129),
+        Tile(rows=64, columns=64, warps=4),
+        Tile(rows=64, columns=64, inner=128, warps=4, from_width=65),
+        Tile(rows=64, columns=64, warps=8, from_width=129),
+        Tile(strips=True, from_width=257),
     ),
+    "gradient_strips": (
+        Tile(rows=64, columns=64, warps=4),
+        Tile(rows=64, columns=128, warps=8, registers=128, from_generated=384),
+    ),
+    "strip_gradient": (Tile(inner=64, outer=128, warps=4),),
 }
 # If distances are computed from differences, in float32.
 DIRECT: dict[str, tuple[Tile, ...]] = {
     "scale": (Tile(warps=8, stages=2),),
     "softmax": (Tile(warps=8, stages=2),),
-    "affinity": (Tile(warps=8, stages=2),),
-    "products": (
-        Tile(columns=32, outer=32, defer=True, warps=8, stages=2),
-        Tile(columns=32, outer=64, warps=8, stages=2, from_width=33),
-    ),
-    "gradient": (
-        Tile(columns=32, outer=32, warps=8, stages=2),
-        Tile(columns=32, outer=64, warps=8, stages=2, from_width=33),
-        Tile(columns=32, outer=128, warps=8, stages=2, from_width=65),
-    ),
+    "products": (Tile(columns=32, warps=8, stages=2), Tile(strips=True, from_width=33)),
+    "affinity_strips": (Tile(warps=8, stages=2),),
+    "strip_products": (Tile(inner=32, outer=64, warps=8, stages=2),),
+    "gradient": (Tile(columns=32, warps=8, stages=2), Tile(strips=True, from_width=129)),
+    "gradient_strips": (Tile(warps=8, stages=2),),
+    "strip_gradient": (Tile(inner=32, outer=128, warps=8, stages=2),),
+}
+MAX_SUMS = 128  # elements of drifts that a thread sums, of its 255 registers
+# Strips of each pass, and the kernels that write and read them.
+STRIPS = {
+    "products": ("affinity_strips", "strip_products"),
+    "gradient": ("gradient_strips", "strip_gradient"),
 }
 
 
@@ -103,4 +115,17 @@ def find_tile(kernel: str, shape: BucketShape) -> Tile:
     table: Mapping[str, tuple[Tile, ...]] = DIRECT if shape.direct else TILES
     tile = [row for row in table[kernel] if row.applies(shape.width, shape.samples[0])][-1]
     widest = block_size(shape.width)
-    return Tile(**(vars(tile) | {"inner": min(tile.inner, widest), "outer": min(tile.outer, widest)}))
+    return replace(tile, inner=min(tile.inner, widest), outer=min(tile.outer, widest))
+
+
+def find_strip_tiles(kernel: str, shape: BucketShape, drifts: int) -> tuple[Tile, Tile]:
+    """Return the tiles of the kernels that write and read the strips of a pass, with equal rows and columns.
+
+    ``drifts`` is the number of drifts that the second one sums at the same time.
+    """
+    writes, reads = (find_tile(name, shape) for name in STRIPS[kernel])
+    outer = reads.outer
+    while drifts * writes.rows * outer > MAX_SUMS * 32 * reads.warps and outer > 16:
+        outer //= 2
+    inner = min(reads.inner, writes.columns)
+    return writes, replace(reads, rows=writes.rows, columns=writes.columns, inner=inner, outer=outer)

@@ -1,14 +1,12 @@
-"""The last sweeps over the tiles of large groups: sums of A, products of drifts, and the gradient.
+"""The last sweeps over the tiles of large groups: products of drifts, and the gradient.
 
-One program computes BN rows of one problem, as in ``tiled_softmax_triton``, for BD coordinates of the drift:
+One program computes BN rows of one problem, as in ``tiled_softmax_triton``, for all coordinates of the drift:
 
-1. ``affinity_kernel``: sums of A over repelling and attracting samples, S⁻ and S⁺;
-2. ``tiled_products_kernel``: V_τ, and the products ⟨V_τ, V_τ'⟩;
-3. ``tiled_gradient_kernel``: Σ_τ V_τ / λ_τ.
+1. ``tiled_products_kernel``: V_τ, and the products ⟨V_τ, V_τ'⟩. S⁻ and S⁺, the sums of A over repelling and
+   attracting samples, are factors of whole rows: the kernel sums A y over both kinds of samples separately;
+2. ``tiled_gradient_kernel``: Σ_τ V_τ / λ_τ.
 
-The last two kernels compute the distances again for each BD coordinates. S⁻ and S⁺ are factors of whole rows.
-For narrow vectors (DEFER), the second kernel finds them itself: it sums A y over repelling and attracting
-samples separately, and the first kernel is not launched.
+The drifts of wide vectors do not fit the registers: the kernels of ``strips_triton`` compute them.
 
 Accuracy is that of ``passes_triton``. V_i = Σ_j C_ij y_j − x_i Σ_j C_ij, with the rounded C in both terms, so
 that rounding errors scale with differences of samples. The gradient splits each C_ij into a rounded value and
@@ -36,12 +34,16 @@ from driftgen.drift.fused.tiles_triton import (
 )
 
 __all__ = [
-    "affinity_kernel",
     "load_columns",
     "load_row_terms",
     "load_sums",
+    "moving",
+    "rounded",
+    "store_products",
+    "store_sums",
     "tile_affinity",
     "tiled_products_kernel",
+    "zero_drifts",
 ]
 
 
@@ -66,10 +68,16 @@ def load_sums(sums, factor, N, i, R: tl.constexpr):
 
 
 @triton.jit
-def _store_sums(sums, values, row_terms, N, i, R: tl.constexpr):
-    """Store S⁻ or S⁺. Rows for which no sample has weight do not drift."""
+def moving(row_terms, r: tl.constexpr, i, N):
+    """Mask of the rows that drift: generated samples for which some sample has weight."""
+    return (i < N) & (row_terms[1][r] > 0)
+
+
+@triton.jit
+def store_sums(sums, values, row_terms, N, i, R: tl.constexpr):
+    """Store S⁻ or S⁺, 0 in rows that do not drift."""
     for r in tl.static_range(R):
-        tl.store(sums + N * r + i, tl.where(row_terms[1][r] > 0, values[r], 0.0), mask=i < N)
+        tl.store(sums + N * r + i, tl.where(moving(row_terms, r, i, N), values[r], 0.0), mask=i < N)
 
 
 @triton.jit
@@ -90,82 +98,36 @@ def tile_affinity(
     WEIGHTED: tl.constexpr, RAGGED: tl.constexpr, KERNEL: tl.constexpr, BOTH: tl.constexpr,
     WEIGHTED_SOFTMAX: tl.constexpr,
 ):  # fmt: skip
-    """A of a tile at one temperature."""
-    by_column = columns[3]
+    """A of a tile at one temperature, 0 for samples that do not exist."""
+    by_column, least = columns[3], floor
+    if RAGGED and not WEIGHTED:
+        # The distance of padded samples is PADDED: without a floor, their affinity is 0.
+        least = tl.where(columns[1], floor, 0.0)[None, :]
     if BOTH:
         T = counts[0] + counts[1] + counts[2]
         by_column = tl.load(terms + T * (1 + r) + columns[0], mask=columns[1], other=0.0)
     return affinity(
-        distance, row_terms[0], row_terms[1][r], columns[3], by_column, columns[2], rates[r], floor,
-        KERNEL, BOTH, WEIGHTED_SOFTMAX, RAGGED or WEIGHTED,
+        distance, row_terms[0], row_terms[1][r], columns[3], by_column, columns[2], rates[r], least,
+        KERNEL, BOTH, WEIGHTED_SOFTMAX, WEIGHTED,
     )  # fmt: skip
 
 
 @triton.jit
-def _affinity_sweep(
-    t, problem, counts, group, weight, rates, terms, min_distance, self_distance, floor,
-    CENTERED: tl.constexpr, WORK: tl.constexpr, WEIGHTED: tl.constexpr, RAGGED: tl.constexpr,
-    DIRECT: tl.constexpr, ONE: tl.constexpr, R: tl.constexpr, KERNEL: tl.constexpr, BOTH: tl.constexpr,
-    MASKED: tl.constexpr, WEIGHTED_SOFTMAX: tl.constexpr,
-    DK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    rows = row_tile(t, problem, counts, CENTERED, WORK, DIRECT, ONE, DK, BN, BK)
-    row_terms = load_row_terms(terms, counts, rows[3], R)
-    _, repelling, tiles = count_tiles(counts, BM)
-    repelled, attracted = zero_sums(R, BN), zero_sums(R, BN)
-    for column in range(0, tiles):
-        distance, j, exists = column_distances(
-            column, rows, problem, counts, min_distance, self_distance,
-            CENTERED, WORK, DIRECT, ONE, RAGGED, MASKED, DK, BN, BM, BK,
-        )  # fmt: skip
-        columns = load_columns(terms, counts, group, weight, j, exists, WEIGHTED, BOTH)
-        next_repelled, next_attracted = (), ()
-        for r in tl.static_range(R):
-            a = tile_affinity(
-                r, distance, row_terms, columns, terms, counts, rates, floor,
-                WEIGHTED, RAGGED, KERNEL, BOTH, WEIGHTED_SOFTMAX,
-            )  # fmt: skip
-            added = tl.sum(a, axis=1)
-            next_repelled = next_repelled + (repelled[r] + tl.where(column < repelling, added, 0.0),)
-            next_attracted = next_attracted + (attracted[r] + tl.where(column < repelling, 0.0, added),)
-        repelled, attracted = next_repelled, next_attracted
-    _store_sums(row_terms[2], repelled, row_terms, counts[0], rows[3], R)
-    _store_sums(row_terms[3], attracted, row_terms, counts[0], rows[3], R)
-
-
-@triton.jit(do_not_specialize=["V", "N", "M", "P"])
-def affinity_kernel(
-    origin, table, feature_of_vector, weight, units, temperatures, sample_data, softmax_terms,
-    V, N, M, P, width, min_distance, self_distance, floor,
-    WORK: tl.constexpr, WEIGHTED: tl.constexpr, RAGGED: tl.constexpr, DIRECT: tl.constexpr, ONE: tl.constexpr,
-    R: tl.constexpr, KERNEL: tl.constexpr, BOTH: tl.constexpr, MASKED: tl.constexpr,
-    WEIGHTED_SOFTMAX: tl.constexpr, DK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """Store S⁻ and S⁺, the sums of A over repelling and attracting samples."""
-    counts = (N, M, P)
-    tiles, _, _ = count_tiles(counts, BN)
-    t, pid, group, _, position, _, problem = locate_tile(
-        tiles, origin, table, feature_of_vector, sample_data, V, counts, width, DK, DIRECT
-    )
-    unit = tl.load(units + position * 2).to(tl.float32)
-    rates = rates_of(temperatures, unit, R)
-    terms = softmax_terms + pid * terms_size(counts, R)
-    if is_centered(problem, counts, DIRECT):
-        _affinity_sweep(
-            t, problem, counts, group, weight, rates, terms, min_distance, self_distance * unit, floor,
-            not DIRECT, WORK, WEIGHTED, RAGGED, DIRECT, ONE, R, KERNEL, BOTH, MASKED, WEIGHTED_SOFTMAX,
-            DK, BN, BM, BK,
-        )  # fmt: skip
+def rounded(value, WORK: tl.constexpr):
+    """Round to the dtype of products. Returns the result in this dtype and in float32."""
+    result = value.to(WORK)
+    if tl.bfloat16 == WORK:
+        # The same by integers: conversions of pairs are cheap, but if the results are converted back, the
+        # compiler converts single numbers, each of which takes as long as an exponential.
+        bits = value.to(tl.int32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
+        return result, bits.to(tl.float32, bitcast=True)
     else:
-        _affinity_sweep(
-            t, problem, counts, group, weight, rates, terms, min_distance, self_distance * unit, floor,
-            False, WORK, WEIGHTED, RAGGED, DIRECT, ONE, R, KERNEL, BOTH, MASKED, WEIGHTED_SOFTMAX,
-            DK, BN, BM, BK,
-        )  # fmt: skip
+        return result, result.to(tl.float32)
 
 
 @triton.jit
-def _zero_drifts(R: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr):
+def zero_drifts(R: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr):
     values = ()
     for _ in tl.static_range(R):
         values = values + (tl.zeros((BN, BD), tl.float32),)
@@ -174,18 +136,15 @@ def _zero_drifts(R: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr):
 
 @triton.jit
 def _sum_samples(
-    begin, end, k, drifts, pushes, pulls, rows, row_terms, problem, counts, group, weight, rates, terms,
+    begin, end, rows, row_terms, problem, counts, group, weight, rates, terms,
     min_distance, self_distance, floor,
     CENTERED: tl.constexpr, WORK: tl.constexpr, WEIGHTED: tl.constexpr, RAGGED: tl.constexpr,
-    DIRECT: tl.constexpr, ONE: tl.constexpr, DEFER: tl.constexpr, R: tl.constexpr, KERNEL: tl.constexpr,
+    DIRECT: tl.constexpr, ONE: tl.constexpr, R: tl.constexpr, KERNEL: tl.constexpr,
     BOTH: tl.constexpr, MASKED: tl.constexpr, WEIGHTED_SOFTMAX: tl.constexpr,
     DK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Σ A, Σ C and Σ C y of each row and temperature over tiles ``begin`` to ``end``, the last one added to
-    ``drifts``. If DEFER, C is the rounded A; else C is A times ``pushes`` or ``pulls``, and Σ A is 0.
-    """
-    _, repelling, _ = count_tiles(counts, BM)
-    sums, totals = zero_sums(R, BN), zero_sums(R, BN)
+    """Σ A, Σ C and Σ C y of each row and temperature over tiles ``begin`` to ``end``. C is the rounded A."""
+    sums, totals, drifts = zero_sums(R, BN), zero_sums(R, BN), zero_drifts(R, BN, BD)
     for column in range(begin, end):
         distance, j, exists = column_distances(
             column, rows, problem, counts, min_distance, self_distance,
@@ -193,74 +152,64 @@ def _sum_samples(
         )  # fmt: skip
         columns = load_columns(terms, counts, group, weight, j, exists, WEIGHTED, BOTH)
         samples, first, count, _ = tile_at(column, problem, counts, BM)
-        y = own_samples(samples, first, count, k, problem, counts, DIRECT, WORK, BM, BD)
+        y = own_samples(samples, first, count, 0, problem, counts, DIRECT, WORK, BM, BD)
         next_sums, next_totals, next_drifts = (), (), ()
         for r in tl.static_range(R):
             a = tile_affinity(
                 r, distance, row_terms, columns, terms, counts, rates, floor,
                 WEIGHTED, RAGGED, KERNEL, BOTH, WEIGHTED_SOFTMAX,
             )  # fmt: skip
-            if DEFER:
-                next_sums = next_sums + (sums[r] + tl.sum(a, axis=1),)
-                c = a.to(WORK)
-            else:
-                pull = tl.where(column < repelling, pushes[r], pulls[r])
-                c = (pull[:, None] * a).to(WORK)
-            next_totals = next_totals + (totals[r] + tl.sum(c.to(tl.float32), axis=1),)
+            next_sums = next_sums + (sums[r] + tl.sum(a, axis=1),)
+            c, value = rounded(a, WORK)
+            next_totals = next_totals + (totals[r] + tl.sum(value, axis=1),)
             next_drifts = next_drifts + (add_product(drifts[r], c, y),)
-        if DEFER:
-            sums = next_sums
-        totals, drifts = next_totals, next_drifts
+        sums, totals, drifts = next_sums, next_totals, next_drifts
     return sums, totals, drifts
 
 
 @triton.jit
+def store_products(out, drifts, R: tl.constexpr):
+    """Store ⟨V_τ, V_τ'⟩ for τ ≤ τ'."""
+    for r in tl.static_range(R):
+        for s in tl.static_range(r, R):
+            product = tl.sum(tl.sum(drifts[r] * drifts[s], axis=1), axis=0)
+            tl.store(out + r * R + s, product)
+
+
+@triton.jit
 def _products_sweep(
-    t, part, problem, counts, group, weight, rates, terms, out, min_distance, self_distance, floor,
+    t, problem, counts, group, weight, rates, terms, out, min_distance, self_distance, floor,
     attraction, repulsion,
     CENTERED: tl.constexpr, WORK: tl.constexpr, WEIGHTED: tl.constexpr, RAGGED: tl.constexpr,
-    DIRECT: tl.constexpr, ONE: tl.constexpr, DEFER: tl.constexpr, R: tl.constexpr, KERNEL: tl.constexpr,
+    DIRECT: tl.constexpr, ONE: tl.constexpr, R: tl.constexpr, KERNEL: tl.constexpr,
     BOTH: tl.constexpr, MASKED: tl.constexpr, WEIGHTED_SOFTMAX: tl.constexpr,
     DK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    N, k = counts[0], part * BD
+    N = counts[0]
     rows = row_tile(t, problem, counts, CENTERED, WORK, DIRECT, ONE, DK, BN, BK)
     row_terms = load_row_terms(terms, counts, rows[3], R)
     _, repelling, tiles = count_tiles(counts, BM)
-    pulls, pushes = (), ()
-    if not DEFER:
-        pushes = load_sums(row_terms[3], -repulsion, N, rows[3], R)
-        pulls = load_sums(row_terms[2], attraction, N, rows[3], R)
     repelled, totals, drifts = _sum_samples(
-        0, repelling if DEFER else tiles, k, _zero_drifts(R, BN, BD), pushes, pulls, rows, row_terms, problem,
-        counts, group, weight, rates, terms, min_distance, self_distance, floor, CENTERED, WORK, WEIGHTED,
-        RAGGED, DIRECT, ONE, DEFER, R, KERNEL, BOTH, MASKED, WEIGHTED_SOFTMAX, DK, BN, BM, BK, BD,
+        0, repelling, rows, row_terms, problem, counts, group, weight, rates, terms, min_distance,
+        self_distance, floor, CENTERED, WORK, WEIGHTED, RAGGED, DIRECT, ONE, R, KERNEL, BOTH, MASKED,
+        WEIGHTED_SOFTMAX, DK, BN, BM, BK, BD,
     )  # fmt: skip
-    attracted, positive_totals, positive_drifts = repelled, totals, drifts
-    if DEFER:
-        attracted, positive_totals, positive_drifts = _sum_samples(
-            repelling, tiles, k, _zero_drifts(R, BN, BD), pushes, pulls, rows, row_terms, problem,
-            counts, group, weight, rates, terms, min_distance, self_distance, floor, CENTERED, WORK, WEIGHTED,
-            RAGGED, DIRECT, ONE, DEFER, R, KERNEL, BOTH, MASKED, WEIGHTED_SOFTMAX, DK, BN, BM, BK, BD,
-        )  # fmt: skip
-    x = own_samples(rows[0], rows[1], rows[2], k, problem, counts, DIRECT, WORK, BN, BD).to(tl.float32)
+    attracted, positive_totals, positive_drifts = _sum_samples(
+        repelling, tiles, rows, row_terms, problem, counts, group, weight, rates, terms, min_distance,
+        self_distance, floor, CENTERED, WORK, WEIGHTED, RAGGED, DIRECT, ONE, R, KERNEL, BOTH, MASKED,
+        WEIGHTED_SOFTMAX, DK, BN, BM, BK, BD,
+    )  # fmt: skip
+    x = own_samples(rows[0], rows[1], rows[2], 0, problem, counts, DIRECT, WORK, BN, BD).to(tl.float32)
     values = ()
     for r in tl.static_range(R):
-        moves = rows[3] < N
-        drift = drifts[r] - totals[r][:, None] * x
-        if DEFER:
-            attracting = positive_drifts[r] - positive_totals[r][:, None] * x
-            drift = (-repulsion * attracted[r])[:, None] * drift
-            drift += (attraction * repelled[r])[:, None] * attracting
-            moves &= row_terms[1][r] > 0  # no drift in rows for which no sample has weight
-        values = values + (tl.where(moves[:, None], drift, 0.0),)
-    if DEFER:
-        _store_sums(row_terms[2], repelled, row_terms, N, rows[3], R)
-        _store_sums(row_terms[3], attracted, row_terms, N, rows[3], R)
-    for r in tl.static_range(R):
-        for s in tl.static_range(r, R):
-            product = tl.sum(tl.sum(values[r] * values[s], axis=1), axis=0)
-            tl.store(out + r * R + s, product)
+        repelling_drift = drifts[r] - totals[r][:, None] * x
+        attracting_drift = positive_drifts[r] - positive_totals[r][:, None] * x
+        drift = (-repulsion * attracted[r])[:, None] * repelling_drift
+        drift += (attraction * repelled[r])[:, None] * attracting_drift
+        values = values + (tl.where(moving(row_terms, r, rows[3], N)[:, None], drift, 0.0),)
+    store_sums(row_terms[2], repelled, row_terms, N, rows[3], R)
+    store_sums(row_terms[3], attracted, row_terms, N, rows[3], R)
+    store_products(out, values, R)
 
 
 @triton.jit(do_not_specialize=["V", "N", "M", "P"])
@@ -268,32 +217,33 @@ def tiled_products_kernel(
     origin, table, feature_of_vector, weight, units, temperatures, sample_data, products, softmax_terms,
     V, N, M, P, width, min_distance, self_distance, floor, attraction, repulsion,
     WORK: tl.constexpr, WEIGHTED: tl.constexpr, RAGGED: tl.constexpr, DIRECT: tl.constexpr, ONE: tl.constexpr,
-    DEFER: tl.constexpr, R: tl.constexpr, KERNEL: tl.constexpr, BOTH: tl.constexpr, MASKED: tl.constexpr,
+    R: tl.constexpr, KERNEL: tl.constexpr, BOTH: tl.constexpr, MASKED: tl.constexpr,
     WEIGHTED_SOFTMAX: tl.constexpr,
     DK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Products ⟨V_τ, V_τ'⟩ of each tile of rows and BD coordinates for τ ≤ τ', in the units of the samples.
+    """Products ⟨V_τ, V_τ'⟩ of each tile of rows for τ ≤ τ', in the units of the samples. Stores S⁻ and S⁺.
 
-    ``products`` is ``[problems, tiles, parts, R, R]``. V and C are those of ``passes_triton``.
+    ``products`` is ``[problems, tiles, R, R]``. V and C are those of ``passes_triton``. BD coordinates hold
+    whole samples.
     """
-    counts, parts = (N, M, P), tl.cdiv(width, BD)
+    counts = (N, M, P)
     tiles, _, _ = count_tiles(counts, BN)
-    tile, pid, group, _, position, _, problem = locate_tile(
-        tiles * parts, origin, table, feature_of_vector, sample_data, V, counts, width, DK, DIRECT
+    t, pid, group, _, position, _, problem = locate_tile(
+        tiles, origin, table, feature_of_vector, sample_data, V, counts, width, DK, DIRECT
     )
-    out = products + (pid * (tiles * parts) + tile) * (R * R)
+    out = products + (pid * tiles + t) * (R * R)
     unit = tl.load(units + position * 2).to(tl.float32)
     rates = rates_of(temperatures, unit, R)
     terms = softmax_terms + pid * terms_size(counts, R)
     if is_centered(problem, counts, DIRECT):
         _products_sweep(
-            tile // parts, tile % parts, problem, counts, group, weight, rates, terms, out, min_distance,
-            self_distance * unit, floor, attraction, repulsion, not DIRECT, WORK, WEIGHTED, RAGGED, DIRECT,
-            ONE, DEFER, R, KERNEL, BOTH, MASKED, WEIGHTED_SOFTMAX, DK, BN, BM, BK, BD,
+            t, problem, counts, group, weight, rates, terms, out, min_distance, self_distance * unit, floor,
+            attraction, repulsion, not DIRECT, WORK, WEIGHTED, RAGGED, DIRECT, ONE, R, KERNEL, BOTH, MASKED,
+            WEIGHTED_SOFTMAX, DK, BN, BM, BK, BD,
         )  # fmt: skip
     else:
         _products_sweep(
-            tile // parts, tile % parts, problem, counts, group, weight, rates, terms, out, min_distance,
-            self_distance * unit, floor, attraction, repulsion, False, WORK, WEIGHTED, RAGGED, DIRECT,
-            ONE, DEFER, R, KERNEL, BOTH, MASKED, WEIGHTED_SOFTMAX, DK, BN, BM, BK, BD,
+            t, problem, counts, group, weight, rates, terms, out, min_distance, self_distance * unit, floor,
+            attraction, repulsion, False, WORK, WEIGHTED, RAGGED, DIRECT, ONE, R, KERNEL, BOTH, MASKED,
+            WEIGHTED_SOFTMAX, DK, BN, BM, BK, BD,
         )  # fmt: skip

@@ -9,20 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from driftgen.drift.fused.shapes import BucketShape
-from driftgen.drift.fused.tile_sizes import Tile, find_tile
+from driftgen.drift.fused.shapes import BucketShape, block_size
+from driftgen.drift.fused.strip_plan import Strips, TiledGradient, plan_strips, processors
+from driftgen.drift.fused.tile_sizes import Tile, find_strip_tiles, find_tile
 from driftgen.ops.launch import Launch
 
 __all__ = ["TiledPasses", "TiledProducts", "TiledScale", "plan_tiles"]
 
 CENTER_TILE = 64  # coordinates that one program of center_kernel adds up
+PROGRAMS = 6  # programs of tiled_scale_kernel for each processor, if rows are few
 
 
 @dataclass(frozen=True, eq=False)
 class TiledScale:
     """The first pass: data of the samples, and sums of distances of each problem."""
 
-    tiles: int
+    parts: int  # of each problem that distances are summed over
     launches: tuple[Launch, ...]  # the last one sums distances
 
     def __call__(self, *tensors: Tensor) -> None:
@@ -31,7 +33,7 @@ class TiledScale:
         *before, scale = self.launches
         for launch in before:
             launch(origin, table, owner, sample_data)
-        partial = torch.empty(len(sums), self.tiles, dtype=torch.float32, device=sums.device)
+        partial = torch.empty(len(sums), self.parts, dtype=torch.float32, device=sums.device)
         scale(origin, table, owner, weight, sample_data, partial)
         torch.sum(partial, dim=1, out=sums)
 
@@ -40,19 +42,34 @@ class TiledScale:
 class TiledProducts:
     """The second pass: softmax terms, and products of the drifts of each problem."""
 
-    tiles: int
-    launches: tuple[Launch, ...]  # the last one computes products
+    parts: int  # of each problem that products are summed over
+    softmax: Launch
+    last: Launch | Strips  # computes products
 
     def __call__(self, *tensors: Tensor) -> None:
         """Write the products and the softmax terms. Takes the tensors of ``products_kernel``."""
         *inputs, products, softmax_terms = tensors
-        *before, last = self.launches
-        for launch in before:
-            launch(*inputs, softmax_terms)
+        self.softmax(*inputs, softmax_terms)
         problems, r, _ = products.shape
-        partial = torch.empty(problems, self.tiles, r, r, dtype=torch.float32, device=products.device)
-        last(*inputs, partial, softmax_terms)
+        partial = torch.empty(problems, self.parts, r, r, dtype=torch.float32, device=products.device)
+        if isinstance(self.last, Strips):
+            origin, table, owner, _, _, _, sample_data = inputs
+            read = [origin, table, owner, sample_data]
+            self.last([*inputs, softmax_terms], read, [partial, softmax_terms])
+        else:
+            self.last(*inputs, partial, softmax_terms)
         torch.sum(partial, dim=1, out=products)
+
+    def prepare(self, *dtypes: torch.dtype) -> None:
+        """Compile the kernels in parallel, for the dtypes of the tensors of a call."""
+        *inputs, products, softmax_terms = dtypes
+        self.softmax.prepare(*inputs, softmax_terms)
+        if isinstance(self.last, Strips):
+            origin, table, owner, _, _, _, sample_data = inputs
+            read = [origin, table, owner, sample_data]
+            self.last.prepare([*inputs, softmax_terms], read, [products, softmax_terms])
+        else:
+            self.last.prepare(*dtypes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +80,7 @@ class TiledPasses:
     softmax_terms: int
     scale: TiledScale
     products: TiledProducts
-    gradients: tuple[Launch, Launch]
+    gradients: tuple[Launch | TiledGradient, Launch | TiledGradient]
 
     def prepare(self, dtype: torch.dtype, needs_gradient: bool) -> None:
         """Compile the kernels in parallel, for the dtypes that the engine passes."""
@@ -72,10 +89,7 @@ class TiledPasses:
         for launch in before:
             launch.prepare(*samples, values)
         scale.prepare(*samples, *[values] * 3)
-        *before, products = self.products.launches
-        for launch in before:
-            launch.prepare(*samples, values, torch.float64, *[values] * 3)
-        products.prepare(*samples, values, torch.float64, *[values] * 4)
+        self.products.prepare(*samples, values, torch.float64, *[values] * 4)
         if needs_gradient:
             self.gradients[0].prepare(*samples, values, torch.float64, *[values] * 5)
 
@@ -89,6 +103,7 @@ def plan_tiles(
     ``constants`` and ``factors`` (self-distance, floor, attraction, repulsion) are those of the kernels for
     small groups.
     """
+    from driftgen.drift.fused import strips_triton as strip
     from driftgen.drift.fused import tiled_drift_triton as drift
     from driftgen.drift.fused import tiled_gradient_triton as gradient
     from driftgen.drift.fused import tiled_softmax_triton as softmax
@@ -109,6 +124,32 @@ def plan_tiles(
     def launch(kernel: Any, programs: int, *arguments: float, **options: Any) -> Launch:
         return Launch(kernel, shape.problems * programs, device, *arguments, **options)
 
+    def strips(
+        name: str, kernels: tuple[Any, Any], matrices: int, values: int,
+        arguments: tuple[list[float], list[float]], first: list[float], **constants: Any,
+    ) -> tuple[Strips, int]:  # fmt: skip
+        """Launches of the strips of a pass, and the number of partial results of a problem.
+
+        ``arguments`` of both kernels follow the sizes, and ``first`` precedes the sizes of the second one.
+        """
+        drifts = matrices if name == "products" else 1
+        writes, reads = find_strip_tiles(name, shape, drifts)
+        strip_sizes = plan_strips(shape, reads, matrices, values, name == "products", device)
+        numbers, parts = [strip_sizes.strips, *sizes], _divide(shape.width, reads.outer)
+        own = {"WORK": work, "DIRECT": shape.direct, "R": r, "DK": CENTER_TILE}
+        own |= {"BN": reads.rows, "BM": reads.columns, "BK": reads.inner, "BD": reads.outer}
+        pair = (
+            Launch(
+                kernels[0], strip_sizes.slots * strip_sizes.columns, device, *numbers, min_distance,
+                *arguments[0], **options(writes, "WEIGHTED", *softmaxes), **constants,
+            ),
+            Launch(
+                kernels[1], strip_sizes.slots * parts, device, *first, *numbers, *arguments[1],
+                **own, **reads.options(), **constants,
+            ),
+        )  # fmt: skip
+        return Strips.of(shape, strip_sizes, *pair), _divide(generated, reads.rows) * parts
+
     softmaxes = ("R", "KERNEL", "BOTH", "MASKED", "WEIGHTED_SOFTMAX")
     before = []
     if not shape.direct:
@@ -126,45 +167,52 @@ def plan_tiles(
             )
         )  # fmt: skip
     tile = find_tile("scale", shape)
-    scale_tiles = _divide(generated, tile.rows)
-    scale = launch(softmax.tiled_scale_kernel, scale_tiles, *sizes, min_distance, **options(tile, "WEIGHTED"))
+    row_tiles = _divide(generated, tile.rows)
+    wanted = _divide(PROGRAMS * processors(device), shape.problems * row_tiles)
+    splits = min(wanted, _tiles(tile.columns, *shape.samples))
+    scale = launch(
+        softmax.tiled_scale_kernel, row_tiles * splits, splits, *sizes, min_distance,
+        **options(tile, "WEIGHTED"),
+    )  # fmt: skip
     tile = find_tile("softmax", shape)
     own = shape.samples if constants["BOTH"] else (generated,)
-    launches = [
-        launch(
-            softmax.softmax_kernel, _tiles(tile.rows, *own), *sizes, min_distance, factors[0],
-            **options(tile, *softmaxes),
-        )
-    ]  # fmt: skip
-    last = find_tile("products", shape)
-    if not last.defer:
-        tile = find_tile("affinity", shape)
-        launches.append(
-            launch(
-                drift.affinity_kernel, _divide(generated, tile.rows), *sizes, min_distance, *factors[:2],
-                **options(tile, "WEIGHTED", *softmaxes),
-            )
-        )  # fmt: skip
-    parts = _divide(generated, last.rows) * _divide(shape.width, last.outer)
-    products = launch(
-        drift.tiled_products_kernel, parts, *sizes, min_distance, *factors,
-        DEFER=last.defer, BD=last.outer, **options(last, "WEIGHTED", *softmaxes),
+    softmax_launch = launch(
+        softmax.softmax_kernel, _tiles(tile.rows, *own), *sizes, min_distance, factors[0],
+        **options(tile, *softmaxes),
     )  # fmt: skip
+    tile = find_tile("products", shape)
+    last: Launch | Strips
+    if tile.strips:
+        kernels = strip.affinity_strips_kernel, strip.strip_products_kernel
+        last, parts = strips("products", kernels, r, 2 * r, (factors[:2], factors[2:]), [])
+    else:
+        parts = _divide(generated, tile.rows)
+        last = launch(
+            drift.tiled_products_kernel, parts, *sizes, min_distance, *factors,
+            BD=block_size(shape.width), **options(tile, "WEIGHTED", *softmaxes),
+        )  # fmt: skip
     tile = find_tile("gradient", shape)
-    programs = _divide(generated, tile.rows) * _divide(shape.width, tile.outer)
-    gradients = [
-        launch(
-            gradient.tiled_gradient_kernel, programs, by_group, *sizes, min_distance, *factors,
-            BD=tile.outer, **options(tile, "WEIGHTED", *softmaxes),
-        )
-        for by_group in (0, 1)
-    ]  # fmt: skip
+    gradients: list[Launch | TiledGradient] = []
+    for by_group in (0, 1):
+        if tile.strips:
+            kernels = strip.gradient_strips_kernel, strip.strip_gradient_kernel
+            matrices = 1 if shape.direct else 2
+            both, _ = strips("gradient", kernels, matrices, 1, (factors, []), [by_group], MATRICES=matrices)
+            gradients.append(TiledGradient(both))
+        else:
+            gradients.append(
+                launch(
+                    gradient.tiled_gradient_kernel, _divide(generated, tile.rows), by_group, *sizes,
+                    min_distance, *factors,
+                    BD=block_size(shape.width), **options(tile, "WEIGHTED", *softmaxes),
+                )
+            )  # fmt: skip
     data = total + 1 + 4 * _divide(shape.width, CENTER_TILE) + shape.width
     return TiledPasses(
         1 if shape.direct else shape.problems * (_divide(data, 4) * 4),
         shape.problems * (total * (1 + r) + generated * (1 + 3 * r)),
-        TiledScale(scale_tiles, (*before, scale)),
-        TiledProducts(parts, (*launches, products)),
+        TiledScale(row_tiles * splits, (*before, scale)),
+        TiledProducts(parts, softmax_launch, last),
         (gradients[0], gradients[1]),
     )
 

@@ -3,7 +3,7 @@
 One program computes BN rows of one problem: it sweeps over all samples, BM columns at a time, and keeps only
 sums. The sweeps, in order:
 
-1. ``tiled_scale_kernel``: Σ w ‖x − y‖ of the rows;
+1. ``tiled_scale_kernel``: Σ w ‖x − y‖ of the rows. Programs may share the columns of a row;
 2. ``softmax_kernel``: least distance and Σ k of each row and column for all temperatures. Rows are tiles of
    all three sets: the sums of a negative or positive over generated samples are those of its column;
 3. the kernels of ``tiled_drift_triton``: sums of A, products of drifts, gradient.
@@ -44,14 +44,14 @@ __all__ = ["rates_of", "softmax_kernel", "terms_size", "tiled_scale_kernel", "ze
 
 @triton.jit
 def _scale_sweep(
-    t, problem, counts, group, weight, out, min_distance, CENTERED: tl.constexpr, WORK: tl.constexpr,
-    WEIGHTED: tl.constexpr, RAGGED: tl.constexpr, DIRECT: tl.constexpr, ONE: tl.constexpr, DK: tl.constexpr,
-    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    t, begin, end, problem, counts, group, weight, out, min_distance,
+    CENTERED: tl.constexpr, WORK: tl.constexpr, WEIGHTED: tl.constexpr, RAGGED: tl.constexpr,
+    DIRECT: tl.constexpr, ONE: tl.constexpr,
+    DK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     rows = row_tile(t, problem, counts, CENTERED, WORK, DIRECT, ONE, DK, BN, BK)
-    _, _, tiles = count_tiles(counts, BM)
     total = tl.zeros((BN,), tl.float32)
-    for column in range(0, tiles):
+    for column in range(begin, end):
         distance, j, exists = column_distances(
             column, rows, problem, counts, min_distance, 0.0,
             CENTERED, WORK, DIRECT, ONE, False, False, DK, BN, BM, BK,
@@ -62,27 +62,32 @@ def _scale_sweep(
     tl.store(out, tl.sum(tl.where(rows[3] < counts[0], total, 0.0), axis=0))
 
 
-@triton.jit(do_not_specialize=["V", "N", "M", "P"])
+@triton.jit(do_not_specialize=["splits", "V", "N", "M", "P"])
 def tiled_scale_kernel(
-    origin, table, feature_of_vector, weight, sample_data, sums, V, N, M, P, width, min_distance,
+    origin, table, feature_of_vector, weight, sample_data, sums, splits, V, N, M, P, width, min_distance,
     WORK: tl.constexpr, WEIGHTED: tl.constexpr, RAGGED: tl.constexpr, DIRECT: tl.constexpr, ONE: tl.constexpr,
     DK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Sum Σ_ij w_j ‖x_i − y_j‖ of each tile of rows, ``[problems, tiles]``."""
+    """Sum Σ_ij w_j ‖x_i − y_j‖ of each tile of rows, ``[problems, tiles, splits]``.
+
+    The column tiles are split into ``splits`` parts, so that few rows occupy the GPU.
+    """
     counts = (N, M, P)
-    tiles, _, _ = count_tiles(counts, BN)
-    t, pid, group, _, _, _, problem = locate_tile(
-        tiles, origin, table, feature_of_vector, sample_data, V, counts, width, DK, DIRECT
+    programs, columns = count_tiles(counts, BN)[0] * splits, count_tiles(counts, BM)[2]
+    program, pid, group, _, _, _, problem = locate_tile(
+        programs, origin, table, feature_of_vector, sample_data, V, counts, width, DK, DIRECT
     )
-    out = sums + pid * tiles + t
+    out = sums + pid * programs + program
+    t, split = program // splits, program % splits
+    begin, end = columns * split // splits, columns * (split + 1) // splits
     if is_centered(problem, counts, DIRECT):
         _scale_sweep(
-            t, problem, counts, group, weight, out, min_distance,
+            t, begin, end, problem, counts, group, weight, out, min_distance,
             not DIRECT, WORK, WEIGHTED, RAGGED, DIRECT, ONE, DK, BN, BM, BK,
         )  # fmt: skip
     else:
         _scale_sweep(
-            t, problem, counts, group, weight, out, min_distance,
+            t, begin, end, problem, counts, group, weight, out, min_distance,
             False, WORK, WEIGHTED, RAGGED, DIRECT, ONE, DK, BN, BM, BK,
         )  # fmt: skip
 

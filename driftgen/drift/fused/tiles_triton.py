@@ -2,7 +2,7 @@
 
 All samples of a problem are numbered in the order generated, negatives, positives. A tile holds consecutive
 samples of one set. Kernels keep one tile as rows and sweep over others as columns. Nothing of the size of all
-pairs reaches memory: each kernel computes the distances again.
+pairs reaches memory: each kernel computes the distances again. ``strips_triton`` keeps those of some rows.
 
 The kernels store data of the samples of each problem: the squared norms of all T samples; a flag that is 1 if
 coordinates are centered; four partial sums for each DK coordinates; and the center of each coordinate. The
@@ -33,6 +33,7 @@ __all__ = [
     "count_tiles",
     "is_centered",
     "locate_tile",
+    "locate_tile_at",
     "norms_kernel",
     "own_samples",
     "row_tile",
@@ -74,20 +75,32 @@ def locate_tile(
     tiles, origin, table, feature_of_vector, sample_data, V, counts, width, DK: tl.constexpr,
     DIRECT: tl.constexpr,
 ):  # fmt: skip
-    """Locate this program's tile and problem. ``tiles`` is the number of programs for each problem.
+    """Locate this program's tile and problem; see :func:`locate_tile_at`."""
+    program = tl.program_id(0).to(tl.int64)
+    return locate_tile_at(
+        program, tiles, origin, table, feature_of_vector, sample_data, V, counts, width, DK, DIRECT
+    )
+
+
+@triton.jit
+def locate_tile_at(
+    number, tiles, origin, table, feature_of_vector, sample_data, V, counts, width, DK: tl.constexpr,
+    DIRECT: tl.constexpr,
+):  # fmt: skip
+    """Locate a tile and its problem, given the number of the tile among those of all problems. ``tiles`` is
+    the number of tiles of each problem.
 
     Returns the tile; index, group, feature and position of the problem; its offset within the gradient; and
     the problem: pointers to the three sets, stride between samples, width, and stored data. If distances are
     computed from differences, there are no stored data.
     """
-    program = tl.program_id(0).to(tl.int64)
     pid, group, feature, position, gen, neg, pos, stride, offset = locate(
-        program // tiles, origin, table, feature_of_vector, V, counts[0], width
+        number // tiles, origin, table, feature_of_vector, V, counts[0], width
     )
     if not DIRECT:
         sample_data += pid * data_size(counts[0] + counts[1] + counts[2], width, DK)
     problem = (gen, neg, pos, stride, width, sample_data)
-    return (program % tiles).to(tl.int32), pid, group, feature, position, offset, problem
+    return (number % tiles).to(tl.int32), pid, group, feature, position, offset, problem
 
 
 @triton.jit
