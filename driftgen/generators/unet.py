@@ -15,6 +15,7 @@ from driftgen.errors import InputError, OptionError, unknown_name
 from driftgen.generators.base import check_noise
 from driftgen.generators.conditioning import Conditioning, ImageGenerator, RMSNorm, float32_linear
 from driftgen.generators.option_checks import check_sizes, check_types
+from driftgen.ops.aligned_conv import aligned_conv
 from driftgen.ops.compile import compile_blocks
 from driftgen.ops.modulated_group_norm import modulated_group_norm
 from driftgen.ops.norms import EPSILON
@@ -236,7 +237,7 @@ class UNet2D(ImageGenerator):
         activated = F.silu(condition)
         patch = self.config.patch_size
         x = gaussian.to(self.input.weight.dtype)
-        x = self.input(F.pixel_unshuffle(x, patch) if patch > 1 else x)
+        x = aligned_conv(self.input, F.pixel_unshuffle(x, patch) if patch > 1 else x)
         skips: list[Tensor] = []
         for layer in self.down:
             if isinstance(layer, Block):
@@ -250,7 +251,7 @@ class UNet2D(ImageGenerator):
                 x = self._run(layer, torch.cat([x, skips.pop()], dim=1), activated)
             else:
                 x = layer(x)
-        out: Tensor = self.output(self.final_norm(x, activated))
+        out = aligned_conv(self.output, self.final_norm(x, activated))
         return F.pixel_shuffle(out, patch) if patch > 1 else out
 
     def _run(self, block: nn.Module, x: Tensor, condition: Tensor) -> Tensor:
