@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from driftgen.errors import InputError
 from driftgen.features.resnet_layers import Conv
 from driftgen.ops.compile import compile_parts
+from driftgen.support.checked_arguments import checked
+from driftgen.support.dense_tensors import check_tensor
 
 __all__ = ["DecodeFirst", "Encoder", "FeatureStack"]
 
@@ -84,11 +86,14 @@ class FeatureStack(Frozen):
         vanilla: add ``global``, the flattened sample ``[B, 1, H · W · C]``: the drifting loss without φ.
     """
 
+    @checked
     def __init__(self, encoders: Sequence[Entry] | Mapping[str, Entry] = (), *, vanilla: bool = True) -> None:
         super().__init__()
         named = encoders.items() if isinstance(encoders, Mapping) else ((None, e) for e in encoders)
         self.parts: list[tuple[str, Encoder, dict[str, Any]]] = []
         for name, entry in named:
+            if isinstance(entry, tuple) and (len(entry) != 2 or not isinstance(entry[1], Mapping)):
+                raise InputError("encoders: an entry is an encoder, or a pair (encoder, switches)")
             encoder, switches = entry if isinstance(entry, tuple) else (entry, {})
             _check_encoder(encoder)
             self.parts.append(("" if name is None else f"{name}/", encoder, dict(switches)))
@@ -117,6 +122,7 @@ class FeatureStack(Frozen):
 
     def features(self, x: Tensor) -> dict[str, Tensor]:
         """Return φ_j(x) for every j, each ``[B, V_j, D_j]``."""
+        check_tensor("x", x, x)
         if x.ndim != 4:
             raise InputError(f"x has shape {list(x.shape)}, expected [B, C, H, W]")
         features: dict[str, Tensor] = {}
