@@ -46,7 +46,9 @@ FIELD = [
         positive_weight=Fresh(lambda _: torch.rand(2, 5)), negative_weight=Fresh(lambda _: torch.rand(2, 4)),
         self_mask=False,
     ),
-    make_call("drift_field of x alone", dg.drift_field, x=randn(6, 3), positives=randn(5, 3), temperature=0.2),
+    make_call(
+        "drift_field of x alone", dg.drift_field, x=randn(6, 3), positives=randn(5, 3), temperature=0.2
+    ),
     make_call(
         "mmd_field", dg.mmd_field, x=randn(6, 3), positives=randn(5, 3), negatives=randn(4, 3),
         temperature=0.2, kernel="gaussian",
@@ -209,7 +211,9 @@ FILES = [
         folder=Fresh(lambda folder: str(folder / "saved")), dtype=torch.float16, max_shard_size=10**6,
         overwrite=True, guidance=1.0,
     ),
-    make_call("load_model", lambda **given: dg.load_model(**given) and None, source=Fresh(_saved), verify=True),
+    make_call(
+        "load_model", lambda **given: dg.load_model(**given) and None, source=Fresh(_saved), verify=True
+    ),
     make_call("load_official", dg.load_official, folder=Fresh(lambda folder: str(folder / "missing"))),
     make_call("register_generator", _register(dg.register_generator), name="own", cls=OwnGenerator),
     make_call("register_encoder", _register(dg.register_encoder), name="own", cls=OwnEncoder),

@@ -75,7 +75,9 @@ def _generator_calls(name: str) -> list[Call]:
     return [
         make_call(name, lambda **given: cls(**given) and None, **options),
         make_call(f"{name} of noise", forward, True, noise=Fresh(noise), labels=labels(2, 3), alpha=1.5),
-        make_call(f"{name} of alphas", forward, True, noise=Fresh(noise), labels=labels(2, 3), alpha=randn(2)),
+        make_call(
+            f"{name} of alphas", forward, True, noise=Fresh(noise), labels=labels(2, 3), alpha=randn(2)
+        ),
         make_call(
             f"{name}.sample_noise", lambda **given: network(name).sample_noise(**given), n=3,
             generator=Fresh(lambda _: torch.Generator()),

@@ -16,9 +16,10 @@ from typing import Any
 import yaml
 
 from driftgen.errors import InputError
-from tests.support.fault_search import Counts, Fault, HangError, bounds, chosen, command, main
+from tests.support.fault_search import Counts, Fault, HangError, bounds, chosen, main, reproduction
 from tests.support.file_formats import FORMATS, SLOW_FORMATS, Format
 
+BATCH = 10  # cases of a format before the next one
 ODD: tuple[Any, ...] = (
     None, True, -1, 0, 1.5, 1e9, 10**9, -(10**9), 1e308, 10**30, float("inf"), float("nan"), "", "x", "1",
     "../../x", "é\n", [], [1], [[]], {}, {"x": 1}, "a" * 5000, [None] * 3, "-1",
@@ -133,7 +134,7 @@ def try_format(entry: Format, seed: int, count: int, folder: Path, odd: float = 
         counts.kinds["damages" if changed is None else "odd values"] += 1
         what, content = changed or damage(file.read_bytes(), rng)
         file.write_bytes(content)
-        again = command("tests.support.damaged_files", number, entry.name)
+        again = reproduction("tests.support.damaged_files", number, entry.name)
         label = f"{entry.name}, seed {number}, {file.name}: {what}"
         start = time.perf_counter()
         try:
@@ -161,15 +162,15 @@ def _wrong_message(message: str, place: Path, file: Path) -> str | None:
     return None if len(message) < 1500 else f"{len(message)} characters"
 
 
-def search(seed: int, only: str = "", batch: int = 10) -> Iterator[Counts]:
-    """Damage files of all formats in turn, ``batch`` times each with seeds from ``seed`` on."""
+def search(seed: int, only: str, seconds: float) -> Iterator[Counts]:
+    """Damage files of all formats in turn, with seeds from ``seed`` on."""
     formats = {entry.name: entry for entry in (*FORMATS, *SLOW_FORMATS)}
     names = chosen(formats, only)
     while True:
         for name in names:
             with tempfile.TemporaryDirectory() as folder:
-                yield try_format(formats[name], seed, batch, Path(folder))
-        seed += batch
+                yield try_format(formats[name], seed, BATCH, Path(folder))
+        seed += BATCH
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Search for faults by generated cases: counts, time and memory bounds of a case, and the command of a
 search.
 
-A module with a function ``search(seed, only)`` that yields counts after every few cases calls :func:`main`.
+A module with a function ``search(seed, only, seconds)`` that yields counts of a few cases calls :func:`main`.
 ``python -m MODULE --seconds 60 --seed 0`` then tries as many cases as fit. ``make torture`` runs these
 modules with ``--json``.
 """
@@ -72,6 +72,10 @@ class Counts:
         return ", ".join([*parts, f"{len(self.faults)} faults"])
 
 
+# Yields the counts of a few cases at a time, from a seed, a selection and the seconds there are.
+Search = Callable[[int, str, float], Iterator[Counts]]
+
+
 class HangError(BaseException):
     """A case that takes too long."""
 
@@ -96,7 +100,7 @@ def bounds(seconds: float = SECONDS) -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous)
 
 
-def command(module: str, seed: int, only: str = "") -> str:
+def reproduction(module: str, seed: int, only: str = "") -> str:
     """Return the command that tries one case again."""
     words = ["python", "-m", module, "--seed", str(seed), "--cases", "1"]
     return shlex.join([*words, *(["--only", only] if only else [])])
@@ -112,7 +116,7 @@ def chosen(names: Iterable[str], only: str) -> list[str]:
 
 
 def run_search(
-    search: Callable[[int, str], Iterator[Counts]],
+    search: Search,
     seconds: float,
     seed: int,
     only: str = "",
@@ -125,7 +129,7 @@ def run_search(
     clean up.
     """
     end, total = time.monotonic() + seconds, Counts()
-    found = search(seed, only)
+    found = search(seed, only, seconds)
     try:
         for counts in found:
             total += counts
@@ -137,7 +141,7 @@ def run_search(
     return total
 
 
-def main(search: Callable[[int, str], Iterator[Counts]]) -> None:
+def main(search: Search) -> None:
     """Run a search from the command line and print what it finds; exit code 1 if there are faults.
 
     With ``--json`` every part of the search is a line, with its counts and its faults.

@@ -24,10 +24,11 @@ from torch import Tensor, nn
 from driftgen.errors import InputError
 from tests.support.api_call import Call
 from tests.support.api_calls import CALLS
-from tests.support.fault_search import Counts, Fault, HangError, bounds, chosen, command, main
+from tests.support.fault_search import Counts, Fault, HangError, bounds, chosen, main, reproduction
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # names of repositories among the odd values are not looked up
 NAN, INF, HUGE = float("nan"), float("inf"), 10**30
+BATCH = 20  # cases of a call before the next one
 OVERFLOWS = 1e15  # numbers above overflow in a network
 NUMBERS: tuple[Any, ...] = (
     0, 1, -1, 2, 1.5, -0.5, 1e-30, 1e30, 1e300, 2**31, 2**63, 10**12, HUGE, -HUGE, NAN, INF, -INF, True, 1j,
@@ -245,19 +246,19 @@ def try_call(call: Call, seed: int, count: int) -> Counts:
         counts.kinds[kind] += 1
         if problem is not None:
             odd = ", ".join(f"{name}={describe(case.arguments[name])}" for name in case.odd)
-            again = command("tests.support.odd_api_inputs", number, call.name)
+            again = reproduction("tests.support.odd_api_inputs", number, call.name)
             counts.faults.append(Fault(f"{call.name}, seed {number}, {odd}: {problem}", again))
     return counts
 
 
-def search(seed: int, only: str = "", batch: int = 20) -> Iterator[Counts]:
+def search(seed: int, only: str, seconds: float) -> Iterator[Counts]:
     """Try cases of all calls in turn."""
     calls = {call.name: call for call in CALLS}
     names = chosen(calls, only)
     while True:
         for name in names:
-            yield try_call(calls[name], seed, batch if calls[name].quick else 2)
-        seed += batch
+            yield try_call(calls[name], seed, BATCH if calls[name].quick else 2)
+        seed += BATCH
 
 
 if __name__ == "__main__":
