@@ -275,7 +275,7 @@ class DriftPipeline:
         self, *, guidance: float | None = None, seed: int | None = None, output: Output = "pil"
     ) -> float:
         """Check the arguments of a call, load the tokenizer that it needs, and return its α."""
-        if output not in OUTPUTS:
+        if not isinstance(output, str) or output not in OUTPUTS:
             raise unknown_name("output", output, OUTPUTS)
         check_seed("seed", seed)
         alpha = self.guidance if guidance is None else _checked_guidance(guidance)

@@ -19,7 +19,7 @@ from driftgen.features.resnet_layers import Block, ConvNormReLU, Decoder, Encode
 from driftgen.ops.compile import compile_blocks
 from driftgen.ops.dispatch import has_kernels
 from driftgen.support.checked_arguments import checked, show_value
-from driftgen.support.dense_tensors import check_tensor
+from driftgen.support.dense_tensors import check_dense, check_tensor
 
 __all__ = ["MAEOutput", "ResNetMAE"]
 
@@ -316,7 +316,11 @@ class ResNetMAE(nn.Module):
         target = self.patches(x)
         if mask is None:
             mask = self.sample_mask(len(x), generator, size=(target.shape[2], target.shape[3]))
-        if not isinstance(cls_weight, int | float | Tensor) or not 0 <= float(cls_weight) <= 1:
+        if isinstance(cls_weight, Tensor):
+            check_dense("cls_weight", cls_weight)
+            if cls_weight.shape not in ((), (1,), (len(x),)):
+                raise InputError(f"cls_weight has shape {list(cls_weight.shape)}, expected a number")
+        elif not isinstance(cls_weight, int | float) or not 0 <= cls_weight <= 1:
             raise InputError(f"cls_weight={show_value(cls_weight)} must be a number from 0 to 1")
         if labels is None and not (isinstance(cls_weight, int | float) and cls_weight == 0):
             raise InputError("labels is None: cls_weight other than 0 needs them")

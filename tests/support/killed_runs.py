@@ -5,7 +5,6 @@ is one run, stopped up to five times by SIGKILL, SIGINT or SIGTERM, half of the 
 written; or a group of two processes, of which one is killed.
 """
 
-import json
 import random
 import shutil
 import signal
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from driftgen.training.metrics_file import read_metrics
 from tests.support.fault_search import Counts, Fault, chosen, main, reproduction
 from tests.support.fork_server import CAPTURE, Child, run_code, start_ranks
 from tests.support.runs import SMALL, final
@@ -156,9 +156,8 @@ def check_equal(folder: Path, expected: Reference) -> None:
     different = [name for name in expected.tensors if not torch.equal(found[name], expected.tensors[name])]
     if found.keys() != expected.tensors.keys() or different:
         raise WrongError(f"the resumed run differs from the other in {different[:3]}")
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    steps = [row["step"] for row in map(json.loads, lines) if "step" in row]
-    if steps != sorted(set(steps)) or steps[-1] != STEPS:
+    steps = [row["step"] for row in read_metrics(folder / "metrics.jsonl")[1]]
+    if steps != list(range(1, STEPS + 1)):
         raise WrongError(f"metrics.jsonl has the steps {steps}")
 
 
