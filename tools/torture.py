@@ -193,8 +193,11 @@ class Runner:
             self._run_part(name)
 
     def _run_part(self, name: str) -> None:
-        progress, part, words = self.progress[name], self.parts[name], self.command(name)
+        progress, part = self.progress[name], self.parts[name]
         progress.state, progress.started = "running", time.monotonic()
+        # Parts before it may have taken more than their share.
+        progress.seconds = max(1.0, min(progress.seconds, self.end - progress.started))
+        words = self.command(name)
         again = shlex.join(["python", *words])
         process = subprocess.Popen(
             [sys.executable, *words],
