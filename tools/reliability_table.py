@@ -17,10 +17,10 @@ def table(results: Results) -> str:
     kills, files, lines = (parts.get(name) for name in ("kills", "files", "command lines"))
     arguments, numbers, memory = (parts.get(name) for name in ("arguments", "numbers", "memory"))
     rows = [
-        ("kills (SIGKILL) after which the run resumed, bit-equal in the end", _kind(kills, "kills survived"), kills),
+        ("kills (SIGKILL), after which the run resumed, bit-equal", _kind(kills, "kills survived"), kills),
         ("of these kills, inside the writing of a checkpoint", _kind(kills, "kills inside a save"), None),
-        ("interrupts (Ctrl-C, SIGTERM) after which the run resumed, likewise", _kind(kills, "interrupts survived"), None),
-        ("processes of a group killed, after which the group resumed, likewise", _kind(kills, "lost processes survived"), None),
+        ("interrupts (Ctrl-C, SIGTERM), likewise", _kind(kills, "interrupts survived"), None),
+        ("kills of one process of a group, likewise", _kind(kills, "lost processes survived"), None),
         ("damaged files", _kind(files, "damages"), files),
         ("files with an odd value", _kind(files, "odd values"), None),
         ("command lines with an odd value", _slowest(lines), lines),

@@ -15,8 +15,10 @@ __all__ = ["check_count", "check_dense", "check_seed", "check_tensor"]
 MOST_BITS = 63
 
 
-def check_dense(argument: str, tensor: Tensor) -> None:
-    """Raise ``InputError`` for a sparse, nested, quantized, float8, complex or meta tensor."""
+def check_dense(argument: str, tensor: Tensor, *, meta: bool = False) -> None:
+    """Raise ``InputError`` for a sparse, nested, quantized, float8 or complex tensor, and for one on the meta
+    device unless ``meta``.
+    """
     if tensor.is_nested:
         raise InputError(f"{argument} is a nested tensor: pad it, as in torch.nested.to_padded_tensor")
     if tensor.layout != torch.strided:
@@ -29,7 +31,7 @@ def check_dense(argument: str, tensor: Tensor) -> None:
         raise InputError(
             f"{argument} has dtype {tensor.dtype}: pass {argument}.real, or both parts as numbers"
         )
-    if tensor.is_meta:
+    if tensor.is_meta and not meta:
         raise InputError(f"{argument} is on the meta device, without values: pass a tensor with values")
 
 
@@ -40,8 +42,7 @@ def check_tensor(argument: str, value: Any, like: Tensor, *, floating: bool | No
     """
     if not isinstance(value, Tensor):
         raise InputError(f"{argument} must be a torch.Tensor, got {type(value).__name__}")
-    if not value.is_meta or not like.is_meta:  # shapes of features are computed on the meta device
-        check_dense(argument, value)
+    check_dense(argument, value, meta=like.is_meta)  # shapes of features are computed on the meta device
     if value.device != like.device:
         raise InputError(f"{argument} is on {value.device}, the network on {like.device}: move one of them")
     if floating is not None and floating != value.is_floating_point():
