@@ -70,6 +70,7 @@ def unconditional_weight(alpha: Tensor, generated: int, unconditional: int) -> T
     if generated < 1 or unconditional < 0:
         raise InputError(f"generated={generated} and unconditional={unconditional} must be at least 1 and 0")
     _check_range("alpha", alpha, MOST)
+    alpha = alpha.to(torch.promote_types(alpha.dtype, torch.float32))  # the weight may overflow 16 bits
     return (alpha - 1) * (generated - 1) / max(1, unconditional)
 
 

@@ -173,6 +173,8 @@ class PolicyNetwork(nn.Module):
 
 
 def _check_crop(shapes: Mapping[str, Sequence[int]], crop: Sequence[int] | None) -> None:
+    if crop is not None and len(crop) != 2:
+        raise InputError(f"crop={list(crop)}: give height and width")
     for key, shape in shapes.items():
         if is_image(key) and (len(shape) != 3 or shape[2] != 3):
             raise InputError(f"{key} has shape {list(shape)}, expected [height, width, 3]")

@@ -60,7 +60,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
             if "embedded null" not in str(error):
                 raise
             raise InputError("a file name holds a null character") from None
-        except (RuntimeError, MemoryError, OverflowError) as error:
+        except (RuntimeError, MemoryError, OverflowError, TypeError) as error:
             if not is_too_large(error):
                 raise
             owner = function.__qualname__.removesuffix(".__init__")
@@ -73,7 +73,7 @@ def is_too_large(error: BaseException) -> bool:
     """Return True for an error of host memory, or of a size that no integer holds. A full GPU is another
     error, which training reports with advice.
     """
-    words = ("not enough memory", "can't allocate memory", "overflow", "Storage size calculation", "numel")
+    words = ("not enough memory", "can't allocate memory", "overflow", "Overflow when unpacking", "numel")
     return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
