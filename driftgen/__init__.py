@@ -177,6 +177,8 @@ def _start_run(
     from driftgen.training.run import start_run
     from driftgen.training.run_start import Permission
 
+    if not callable(pretrain) and not isinstance(pretrain, bool):
+        raise InputError(f"pretrain is a {type(pretrain).__name__}: pass True, False or a function that asks")
     permission = Permission(ask=pretrain) if callable(pretrain) else Permission(bool(pretrain))
     options |= {"view": LiveView, "report": write_report, "permission": permission, "changes": changes}
     return start_run(task, recipe, out, **options)

@@ -12,6 +12,10 @@ __all__ = ["InputError", "NotFiniteError", "OptionError", "unknown_name"]
 class InputError(ValueError):
     """Wrong input: one line with the argument, its value and what to do."""
 
+    def __init__(self, message: object = "") -> None:
+        # Values and file names in a message may hold line breaks.
+        super().__init__(" ".join(str(message).splitlines()))
+
 
 class OptionError(InputError):
     """Options that do not fit together, and values of the others that do.

@@ -34,15 +34,16 @@ from driftgen.interop.run_models import RUN_MODEL
 from driftgen.interop.saved_config import (
     CARD,
     CONFIG,
-    VERSION,
     SavedConfig,
     check_overwrite,
     check_tokenizer,
     model_options,
+    new_config,
     read_config,
     tokenizer_checksums,
 )
 from driftgen.support.atomic_write import atomic_write, check_free
+from driftgen.support.checked_arguments import checked
 from driftgen.support.meta_init import on_meta_device
 from driftgen.support.plugins import listed_failures, load_entry_points
 from driftgen.support.sharded_safetensors import count_tensors, read_weights, write_weights
@@ -237,6 +238,7 @@ class LoadedModel(NamedTuple):
     facts: dict[str, Any]
 
 
+@checked
 def save_model(
     model: nn.Module,
     folder: str | Path,
@@ -267,13 +269,7 @@ def save_model(
         )
     if dtype is not None and not dtype.is_floating_point and dtype != torch.int8:
         raise InputError(f"dtype={dtype}: choose torch.int8 or a floating-point type, such as torch.bfloat16")
-    config = SavedConfig(
-        format="driftgen", version=VERSION, architecture=name, options=model_options(model), **facts
-    )
-    try:
-        json.dumps(config.model_dump())
-    except TypeError as error:
-        raise InputError(f"{name}: its options cannot be written to {CONFIG}: {error}") from None
+    config = new_config(name, model_options(model), **facts)
     place = Path(folder)
     check_overwrite(place, overwrite)
     place.mkdir(parents=True, exist_ok=True)
@@ -292,6 +288,7 @@ def save_model(
     return place
 
 
+@checked
 def load_model(source: str | Path, *, verify: bool = True) -> nn.Module:
     """Load a model in the dtype it was saved in; ``source`` is as in :func:`find_model`.
 

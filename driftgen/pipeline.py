@@ -7,6 +7,7 @@ import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from driftgen.errors import InputError, unknown_name
 from driftgen.generators.base import Generator, Noise
+from driftgen.generators.class_labels import Labels, class_indices
 from driftgen.generators.fp8 import check_fp8, has_fp8, use_fp8
 from driftgen.generators.policy_network import PolicyNetwork
 from driftgen.interop import hub
@@ -24,7 +26,8 @@ from driftgen.interop.saved_config import TOKENIZER, check_overwrite
 from driftgen.model_io import CONFIG, load_any, save_model
 from driftgen.ops.compile import compile_parts, new_parameters
 from driftgen.ops.cuda_graphs import GraphedFunction, check_compiler, static_shapes
-from driftgen.support.dense_tensors import check_seed
+from driftgen.support.checked_arguments import checked, show_value
+from driftgen.support.dense_tensors import check_count, check_seed
 from driftgen.support.download import first_line
 from driftgen.support.images import to_pil, to_uint8
 from driftgen.support.untrusted_files import described_by
@@ -53,6 +56,7 @@ class DriftPipeline:
         source: origin of the weights, for the model card.
     """
 
+    @checked
     def __init__(
         self,
         generator: nn.Module,
@@ -68,8 +72,9 @@ class DriftPipeline:
                 f"generator is a {type(generator).__name__}: it needs forward(noise, labels, alpha) and "
                 "sample_noise(n, generator)"
             )
-        if batch_size < 1:
-            raise InputError(f"batch_size={batch_size} must be at least 1")
+        check_count("batch_size", batch_size)
+        if tokenizer is not None and not hasattr(tokenizer, "latent_channels"):
+            raise InputError(f"tokenizer={show_value(tokenizer)} must have decode and latent_channels")
         self.generator = generator.eval()
         self._tokenizer = tokenizer
         self.class_names = None if class_names is None else list(class_names)
@@ -104,6 +109,7 @@ class DriftPipeline:
         return f"DriftPipeline({', '.join([*facts, f'guidance {self.guidance:g}', str(self.device), dtype])})"
 
     @classmethod
+    @checked
     def from_pretrained(
         cls,
         source: str | Path,
@@ -152,6 +158,7 @@ class DriftPipeline:
             use_fp8(model)
         return pipe
 
+    @checked
     def to(self, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> DriftPipeline:
         """Move the generator and the tokenizer, and return the pipeline. The tokenizer keeps its dtype."""
         try:
@@ -215,7 +222,7 @@ class DriftPipeline:
 
     def __call__(
         self,
-        labels: int | str | Sequence[int | str] | Tensor | None = None,
+        labels: Labels = None,
         *,
         guidance: float | None = None,
         seed: int | None = None,
@@ -252,7 +259,7 @@ class DriftPipeline:
         ``skip`` omits the first images.
         """
         alpha = self.check(guidance=guidance, seed=seed, output=output)
-        randomness = torch.Generator().manual_seed(torch.seed() if seed is None else seed)
+        randomness = torch.Generator().manual_seed(torch.seed() if seed is None else int(seed))
         for start in range(0, skip, self.batch_size):
             self._noise(min(skip - start, self.batch_size), randomness)
         size = _size(len(labels) - skip, self.batch_size)
@@ -268,7 +275,7 @@ class DriftPipeline:
         self, *, guidance: float | None = None, seed: int | None = None, output: Output = "pil"
     ) -> float:
         """Check the arguments of a call, load the tokenizer that it needs, and return its α."""
-        if output not in OUTPUTS:
+        if not isinstance(output, str) or output not in OUTPUTS:
             raise unknown_name("output", output, OUTPUTS)
         check_seed("seed", seed)
         alpha = self.guidance if guidance is None else _checked_guidance(guidance)
@@ -276,25 +283,11 @@ class DriftPipeline:
             _ = self.tokenizer
         return alpha
 
-    def labels(
-        self, labels: int | str | Sequence[int | str] | Tensor | None = None, num_images: int | None = None
-    ) -> list[int]:
+    def labels(self, labels: Labels = None, num_images: int | None = None) -> list[int]:
         """Return the class index of each image of a call with these arguments."""
-        if num_images is not None and not 1 <= num_images <= 10**7:
-            raise InputError(f"num_images={num_images} must be from 1 to 10,000,000")
-        if labels is None:
-            given: Sequence[Any] = range(self.num_classes or 1)[:num_images]
-        elif isinstance(labels, Tensor | np.ndarray):
-            given = labels.reshape(-1).tolist()
-        else:
-            given = [labels] if isinstance(labels, int | str) else labels
-        if len(given) == 0:
-            raise InputError("labels is empty: give at least one class")
-        if num_images is not None and num_images < len(given):
-            raise InputError(f"num_images={num_images} is less than the {len(given)} labels")
-        indices = [self._class_index(label) for label in given]
-        return [indices[i % len(indices)] for i in range(num_images or len(indices))]
+        return class_indices(labels, num_images, self.num_classes, self.class_names)
 
+    @checked
     def save_pretrained(
         self,
         folder: str | Path,
@@ -364,19 +357,6 @@ class DriftPipeline:
             return images.clamp(-1, 1).cpu()
         return to_pil(to_uint8(images)) if output == "pil" else to_uint8(images)
 
-    def _class_index(self, label: Any) -> int:
-        if isinstance(label, str):
-            if self.class_names is None:
-                raise InputError(f"labels: the model has no class names, give an index instead of {label!r}")
-            if label not in self.class_names:
-                raise unknown_name("labels", label, self.class_names)
-            return self.class_names.index(label)
-        known = range(self.num_classes or 2**31)
-        if isinstance(label, float) or label not in known:
-            valid = "from 0" if self.num_classes is None else f"0 to {self.num_classes - 1}"
-            raise InputError(f"labels: {label} is not a class of this model, classes are {valid}")
-        return int(label)
-
 
 def _evaluate(generator: Generator, gaussian: Tensor, style: Tensor, labels: Tensor, alpha: Tensor) -> Tensor:
     with static_shapes():
@@ -395,6 +375,6 @@ def _padded(rows: Tensor, size: int) -> Tensor:
 
 
 def _checked_guidance(alpha: float) -> float:
-    if not 1 <= alpha <= 1e6:
-        raise InputError(f"guidance={alpha} must be 1 (none) or more, at most 1e6")
+    if not isinstance(alpha, Real) or not 1 <= alpha <= 1e6:
+        raise InputError(f"guidance={show_value(alpha)} must be 1 (none) or more, at most 1e6")
     return float(alpha)

@@ -43,15 +43,16 @@ def _libraries():
 @pytest.mark.parametrize("entry", FORMATS, ids=NAMES)
 def test_damage_is_one_line_that_names_the_file(entry, tmp_path):
     counts = try_format(entry, 0, 12, tmp_path)
-    assert not counts.faults, "\n".join(counts.faults)
-    assert counts.tried == 12 == counts.loaded + counts.refused
+    assert not counts.faults, "\n".join(map(str, counts.faults))
+    assert counts.tried == 12 == counts.kinds["loaded"] + counts.kinds["refused"]
+    assert counts.tried == counts.kinds["damages"] + counts.kinds["odd values"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", FORMATS + SLOW_FORMATS, ids=[*NAMES, *(e.name for e in SLOW_FORMATS)])
 def test_much_damage(entry, tmp_path):
     counts = try_format(entry, 1000, 400, tmp_path)
-    assert not counts.faults, "\n".join(counts.faults[:20])
+    assert not counts.faults, "\n".join(map(str, counts.faults[:20]))
 
 
 def test_cases_are_kept_by_their_seed():
@@ -184,7 +185,7 @@ def test_a_network_larger_than_the_memory_is_refused_before_it_is_built(monkeypa
     monkeypatch.setattr(meta_init, "LARGEST", 500)
     state = torch.random.get_rng_state()
     fails(
-        lambda: check_network_size(lambda: ImageMLP(input_size=8, in_channels=1, depth=10**9)),
+        lambda: check_network_size(lambda: ImageMLP(input_size=8, in_channels=1, hidden_size=10**6)),
         "takes .* GiB of memory at least, the machine has .* GiB: lower its width or depth",
     )
     fails(

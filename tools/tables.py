@@ -28,6 +28,7 @@ from tools import (
     gallery,
     parameter_table,
     policy_tables,
+    reliability_table,
     speed_tables,
 )
 from tools.records import Results
@@ -48,6 +49,7 @@ TABLES: dict[str, Table] = {
     "initialization": document_tables.initialization,  # docs/training.md
     "parameters": parameter_table.table,  # docs/models.md
     "many-gpus": cluster_estimate.table,  # docs/scaling.md
+    "reliability": reliability_table.table,  # docs/reliability.md
     "gallery": gallery.gallery,  # results/README.md
     "earlier-versions": document_tables.earlier_versions,  # results/README.md
     "identifiability": document_tables.identifiability,  # results/identifiability/README.md

@@ -83,4 +83,8 @@ def evaluate(
         "batch_size": batch_size,
     }
     switches: dict[str, Any] = {"fast": fast, "force": force, "dtype": dtype}
-    run_evaluation(what[0], data, encoder, out, device, command, **options, **switches)
+    try:
+        run_evaluation(what[0], data, encoder, out, device, command, **options, **switches)
+    except KeyboardInterrupt:
+        print(f"stopped: run the same command to resume: {command}", file=sys.stderr)
+        raise

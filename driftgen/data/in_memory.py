@@ -161,7 +161,10 @@ class DatasetImages:
             array = np.asarray(picture)
             image = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
         if not isinstance(image, Tensor):
-            image = torch.from_numpy(np.array(image))  # a copy: PIL arrays are read-only
+            array = np.array(image)  # a copy: PIL arrays are read-only
+            if array.dtype.kind not in "biuf":
+                raise InputError(f"data: an image is a {type(image).__name__}, expected an array of numbers")
+            image = torch.from_numpy(array)
         return image.float() if image.is_floating_point() else to_float(image).add(1).div(2)
 
     def _labels(self) -> tuple[NDArray[np.int64], list[str]]:

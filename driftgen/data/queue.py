@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from driftgen.errors import InputError
-from driftgen.support.dense_tensors import check_dense
+from driftgen.support.checked_arguments import checked
+from driftgen.support.dense_tensors import check_count, check_dense
 
 __all__ = ["SampleQueue", "draw_rows", "rank_in_class"]
 
@@ -26,16 +27,20 @@ class SampleQueue:
         dtype: dtype of the stored samples.
     """
 
+    @checked
     def __init__(
         self, num_classes: int, size: int, shape: Sequence[int], dtype: torch.dtype = torch.float32
     ) -> None:
         if num_classes < 1 or size < 1:
             raise InputError(f"num_classes={num_classes} and size={size} must both be at least 1")
+        if any(side < 0 for side in shape):
+            raise InputError(f"shape={tuple(shape)} holds a negative size")
         self.num_classes, self.size, self.shape = num_classes, size, tuple(shape)
         self.bank = torch.zeros(num_classes, size, *self.shape, dtype=dtype)
         self.pointer = torch.zeros(num_classes, dtype=torch.int64)  # next slot to write
         self.count = torch.zeros(num_classes, dtype=torch.int64)  # number of filled slots; they come first
 
+    @checked
     def push(self, samples: Tensor, labels: Tensor) -> None:
         """Append ``samples [B, *shape]`` to the queues of their ``labels [B]``, in order."""
         self._check(labels)
@@ -51,10 +56,14 @@ class SampleQueue:
         # If a class has more new samples than its queue holds, only the last ones remain.
         remains = rank >= added[labels] - self.size
         slots = (self.pointer[labels] + rank) % self.size
-        self.bank[labels[remains], slots[remains]] = samples.detach().to(self.bank)[remains]
+        stored = samples.detach().to(self.bank)
+        if not stored.isfinite().all():
+            raise InputError(f"samples contains NaN or values beyond {self.bank.dtype}: remove those samples")
+        self.bank[labels[remains], slots[remains]] = stored[remains]
         self.pointer = (self.pointer + added) % self.size
         self.count = (self.count + added).clamp(max=self.size)
 
+    @checked
     def draw(self, labels: Tensor, n: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw n samples per label without replacement, ``[len(labels), n, *shape]``.
 
@@ -62,11 +71,13 @@ class SampleQueue:
         in random order and then drawn from again, so no sample is repeated before every other one was drawn.
         Rows are independent of each other.
         """
+        labels = labels.cpu().long()
         return self.take(labels, self.slots(labels, n, generator))
 
     def slots(self, labels: Tensor, n: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw the slots ``[len(labels), n]`` that :meth:`draw` reads."""
         self._check(labels)
+        check_count("n", n, 0)
         counts = self.count[labels]
         if bool((counts == 0).any()):
             empty = sorted({int(label) for label in labels[counts == 0]})
@@ -81,12 +92,14 @@ class SampleQueue:
         """Return the tensors of the queue, not copies."""
         return {"bank": self.bank, "pointer": self.pointer, "count": self.count}
 
+    @checked
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore the state of :meth:`state_dict`."""
         own = self.state_dict()
         if set(state) != set(own):
             raise InputError(f"the state of a queue has keys {sorted(state)}, expected {sorted(own)}")
         for name, value in state.items():
+            check_dense(name, value)
             if value.shape != own[name].shape:
                 raise InputError(
                     f"{name} of the stored queue has shape {list(value.shape)}, expected "
@@ -96,7 +109,7 @@ class SampleQueue:
             own[name].copy_(value)
 
     def _check(self, labels: Tensor) -> None:
-        if labels.ndim != 1 or labels.is_floating_point():
+        if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool:
             raise InputError(
                 f"labels has shape {list(labels.shape)} and dtype {labels.dtype}, expected [B] integers"
             )

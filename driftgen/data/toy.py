@@ -14,6 +14,7 @@ from torch import Tensor
 
 from driftgen.drift.field import pairwise_distance
 from driftgen.errors import InputError, unknown_name
+from driftgen.support.checked_arguments import checked
 from driftgen.support.untrusted_files import read_array
 
 __all__ = ["DISTRIBUTIONS", "Toy", "from_points", "get_toy", "load_points"]
@@ -104,11 +105,12 @@ DISTRIBUTIONS: dict[str, Callable[[], Toy]] = {
 }
 
 
+@checked
 def get_toy(name: str) -> Toy:
     """Return the distribution of that name, or of the points in a ``.npy`` file."""
     if name in DISTRIBUTIONS:
         return DISTRIBUTIONS[name]()
-    if isinstance(name, str) and name and (name.endswith(".npy") or Path(name).exists()):
+    if name and (name.endswith(".npy") or Path(name).exists()):
         return from_points(load_points(Path(name)), Path(name).stem)
     raise unknown_name("distribution", name, [*DISTRIBUTIONS, "FILE.npy"])
 

@@ -172,6 +172,7 @@ def as_features(
             if tensor.shape != expected or tensor.device != device:
                 where = f"{argument}[{name!r}]" if name else argument
                 raise _mismatch(where, tensor, expected, device)
+    check_dense("generated", first)
     return reference, sets["positives"], sets.get("negatives")
 
 
@@ -188,7 +189,7 @@ def _mismatch(where: str, tensor: Tensor, expected: Sequence[int], device: torch
 
 def _as_feature_set(argument: str, samples: Samples) -> dict[str, Tensor]:
     for tensor in (samples,) if isinstance(samples, Tensor) else _tensors(samples):
-        check_dense(argument, tensor)
+        check_dense(argument, tensor, meta=True)
     if isinstance(samples, Tensor):
         if samples.ndim not in (2, 3):
             raise InputError(

@@ -28,6 +28,7 @@ from driftgen.drift.normalization import Normalization, both, get_normalization
 from driftgen.drift.passes import run_passes, select_engine
 from driftgen.errors import InputError, NotFiniteError, unknown_name
 from driftgen.ops.dispatch import is_capturing
+from driftgen.support.checked_arguments import show_value
 
 __all__ = ["DriftingLoss", "LossOutput", "Statistics"]
 
@@ -126,6 +127,9 @@ class DriftingLoss(nn.Module):
             raise unknown_name("convention", convention, ("release", "paper"))
         if chunk is not None and not (isinstance(chunk, int) and chunk >= 1):
             raise InputError(f"chunk={chunk!r} must be a positive integer")
+        for argument, switch in (("features", normalize_features), ("drift", normalize_drift)):
+            if not isinstance(switch, bool):
+                raise InputError(f"normalize_{argument}={show_value(switch)} must be True or False")
         released = convention == "release"
         # The released code has no other kernel or normalization for its constants to apply to.
         same = get_kernel(kernel) is laplace and get_normalization(normalization) is both
@@ -134,8 +138,8 @@ class DriftingLoss(nn.Module):
             temperatures=tuple(float(t) for t in taus),
             kernel=get_kernel(kernel),
             normalization=get_normalization(normalization),
-            attraction=attraction,
-            repulsion=repulsion,
+            attraction=float(attraction),
+            repulsion=float(repulsion),
             normalize_features=normalize_features,
             normalize_drift=normalize_drift,
             guards=RELEASE_GUARDS if guarded else PAPER_GUARDS,

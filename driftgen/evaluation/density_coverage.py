@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from driftgen.evaluation.precision_recall import feature_rows, manifold_radii, squared_distances
+from driftgen.support.checked_arguments import checked
+from driftgen.support.dense_tensors import check_count
 
 __all__ = ["DensityCoverage", "density_coverage"]
 
@@ -22,6 +24,7 @@ class DensityCoverage(NamedTuple):
     coverage: float
 
 
+@checked
 def density_coverage(real: Tensor, generated: Tensor, k: int = 5, chunk: int = 4096) -> DensityCoverage:
     """Density and coverage of two sets of feature vectors, ``[n, ...]`` and ``[m, ...]``.
 
@@ -35,6 +38,9 @@ def density_coverage(real: Tensor, generated: Tensor, k: int = 5, chunk: int = 4
     their density. The comparison is strict, as in the authors' implementation: a set against itself has a
     density of exactly 1. At most ``chunk`` rows of the distance matrix are in memory at a time.
     """
+    check_count("k", k)
+    check_count("chunk", chunk)
+    k, chunk = int(k), int(chunk)  # also of NumPy
     real, generated = feature_rows(real, generated, k + 1, 1)
     radii = manifold_radii(real, k, chunk)
     pairs, covered = 0, 0

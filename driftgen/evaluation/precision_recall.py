@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from driftgen.errors import InputError
-from driftgen.support.dense_tensors import check_dense
+from driftgen.support.checked_arguments import checked
+from driftgen.support.dense_tensors import check_count, check_dense
 
 __all__ = ["PrecisionRecall", "manifold_radii", "precision_recall", "squared_distances"]
 
@@ -20,6 +21,7 @@ class PrecisionRecall(NamedTuple):
     recall: float
 
 
+@checked
 def precision_recall(real: Tensor, generated: Tensor, k: int = 3, chunk: int = 4096) -> PrecisionRecall:
     """Precision and recall of two sets of feature vectors, ``[n, ...]`` and ``[m, ...]``.
 
@@ -27,6 +29,9 @@ def precision_recall(real: Tensor, generated: Tensor, k: int = 3, chunk: int = 4
     sample's k-th nearest neighbor. Mode collapse lowers only the recall. Both depend on n and m, so compare
     results of equal set sizes. At most ``chunk`` rows of the distance matrix are in memory at a time.
     """
+    check_count("k", k)
+    check_count("chunk", chunk)
+    k, chunk = int(k), int(chunk)  # also of NumPy
     real, generated = feature_rows(real, generated, k + 1, k + 1)
     real_radii, generated_radii = manifold_radii(real, k, chunk), manifold_radii(generated, k, chunk)
     precise, recalled = [], torch.zeros(len(real), dtype=torch.bool, device=real.device)

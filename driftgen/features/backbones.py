@@ -22,6 +22,7 @@ from driftgen.features.backbone_loading import (
 )
 from driftgen.features.pyramid import at_least_float32, feature_pyramid
 from driftgen.features.resnet50_checkpoints import IMAGENET, LAYOUTS, read_resnet50, resnet50_arguments
+from driftgen.support.checked_arguments import checked
 
 __all__ = ["Backbone"]
 
@@ -59,6 +60,7 @@ class Backbone(nn.Module):
         dtype: dtype of the network. Preprocessing is in float32.
     """
 
+    @checked
     def __init__(
         self,
         name_or_folder: str | Path | nn.Module,
@@ -70,7 +72,7 @@ class Backbone(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self.size = (size, size) if isinstance(size, int) else size
+        self.size = size if size is None or isinstance(size, tuple | list) else (int(size), int(size))
         if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
             raise InputError(f"size={size} must be at least 1 pixel, or None to keep the size of the images")
         own_mean, own_std = IMAGENET

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from driftgen.errors import InputError
 from driftgen.ops.patch_statistics import LEAST_VARIANCE, fused_patch_statistics, supports_patch_statistics
+from driftgen.support.dense_tensors import check_tensor
 
 __all__ = ["at_least_float32", "feature_pyramid", "patch_statistics"]
 
@@ -41,16 +42,21 @@ def feature_pyramid(
         statistics: :func:`patch_statistics`, or a compiled version of it, for maps without a fused kernel.
     """
     statistics = statistics or patch_statistics
+    if not isinstance(maps, Mapping) or not isinstance(patch_sizes, Sequence) or isinstance(patch_sizes, str):
+        raise InputError("maps must be a dict of tensors, and patch_sizes a sequence of whole numbers")
+    if not isinstance(vectors, bool) or not isinstance(mean_std, bool):
+        raise InputError("vectors and mean_std must be True or False")
     for size in patch_sizes:
-        if size < 1:
+        if not isinstance(size, int) or size < 1:
             raise InputError(f"patch_sizes={tuple(patch_sizes)} holds {size}: every size must be at least 1")
     if len(set(patch_sizes)) < len(patch_sizes):
         raise InputError(f"patch_sizes={tuple(patch_sizes)} holds a size twice: remove it")
     features: dict[str, Tensor] = {}
     for name, feature_map in maps.items():
-        if feature_map.ndim != 4 or 0 in feature_map.shape[2:]:
+        check_tensor(f"maps[{name!r}]", feature_map, feature_map, floating=True)
+        if feature_map.ndim != 4 or 0 in feature_map.shape[1:]:
             shape = list(feature_map.shape)
-            raise InputError(f"maps[{name!r}] has shape {shape}, expected [B, C, H, W] with H and W above 0")
+            raise InputError(f"maps[{name!r}] has shape {shape}, expected [B, C, H, W], all but B above 0")
         height, width = feature_map.shape[-2:]
         fitting = [p for p in patch_sizes if height % p == 0 and width % p == 0]
         suffixes = ([("", (height, width))] if mean_std else []) + [(f"_{p}", (p, p)) for p in fitting]

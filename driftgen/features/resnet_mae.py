@@ -18,9 +18,12 @@ from driftgen.features.pyramid import at_least_float32, feature_pyramid, patch_s
 from driftgen.features.resnet_layers import Block, ConvNormReLU, Decoder, Encoder, Norm, norm_groups
 from driftgen.ops.compile import compile_blocks
 from driftgen.ops.dispatch import has_kernels
+from driftgen.support.checked_arguments import checked, show_value
+from driftgen.support.dense_tensors import check_dense, check_tensor
 
 __all__ = ["MAEOutput", "ResNetMAE"]
 
+MOST_BLOCKS = 1000
 PRESETS: dict[str, dict[str, Any]] = {
     "latent-256": {"in_channels": 4, "base_channels": 256, "patchify": 1, "num_classes": 1000},
     "latent-640": {"in_channels": 4, "base_channels": 640, "patchify": 1, "num_classes": 1000},
@@ -73,6 +76,7 @@ class ResNetMAE(nn.Module):
         num_classes: classes of the linear head for classification fine-tuning; None for no head.
     """
 
+    @checked
     def __init__(
         self,
         in_channels: int = 4,
@@ -97,8 +101,10 @@ class ResNetMAE(nn.Module):
         for argument, size in sizes.items():
             if size < 1:
                 raise InputError(f"{argument}={size} must be at least 1")
-        if len(blocks) == 0 or min(blocks) < 1:
-            raise InputError(f"blocks={tuple(blocks)} must name at least one block for each stage")
+        if len(blocks) == 0 or min(blocks) < 1 or sum(blocks) > MOST_BLOCKS:
+            raise InputError(
+                f"blocks={tuple(blocks)} must name at least one block for each stage, {MOST_BLOCKS:,} in all"
+            )
         if not 0 < mask_ratio <= 1:
             raise InputError(f"mask_ratio={mask_ratio} must be above 0 and at most 1")
         self.in_channels, self.base_channels, self.blocks = in_channels, base_channels, tuple(blocks)
@@ -112,6 +118,7 @@ class ResNetMAE(nn.Module):
         self.reset_parameters()
 
     @classmethod
+    @checked
     def preset(cls, name: str) -> ResNetMAE:
         """Build one of the paper's encoders: ``"latent-256"``, ``"latent-640"`` or ``"pixel-640"``."""
         return cls(**cls.preset_options(name))
@@ -156,6 +163,7 @@ class ResNetMAE(nn.Module):
         The order of channels is the release's: row in the patch, column in the patch, channel of the image.
         """
         p = self.patchify
+        check_tensor("x", x, self.encoder.conv1.weight)
         if x.ndim != 4 or x.shape[1] != self.in_channels:
             raise InputError(
                 f"x has shape {list(x.shape)}, expected [B, in_channels={self.in_channels}, H, W]"
@@ -230,6 +238,8 @@ class ResNetMAE(nn.Module):
         _check_every(every_k_block)
         patches = self.patches(x)
         features: dict[str, Tensor] = {}
+        if not isinstance(norm_x, bool):
+            raise InputError("norm_x must be True or False")
         if norm_x:
             features["norm_x"] = ((patches * patches).mean((2, 3)) + 1e-6).sqrt()[:, None]
         maps = self.encoder(patches, every_k_block)
@@ -251,6 +261,7 @@ class ResNetMAE(nn.Module):
             compile_blocks(self, Block, Norm, ConvNormReLU)
         self._statistics = torch.compile(patch_statistics)
 
+    @checked
     def sample_mask(
         self,
         n: int,
@@ -305,6 +316,12 @@ class ResNetMAE(nn.Module):
         target = self.patches(x)
         if mask is None:
             mask = self.sample_mask(len(x), generator, size=(target.shape[2], target.shape[3]))
+        if isinstance(cls_weight, Tensor):
+            check_dense("cls_weight", cls_weight)
+            if cls_weight.shape not in ((), (1,), (len(x),)):
+                raise InputError(f"cls_weight has shape {list(cls_weight.shape)}, expected a number")
+        elif not isinstance(cls_weight, int | float) or not 0 <= cls_weight <= 1:
+            raise InputError(f"cls_weight={show_value(cls_weight)} must be a number from 0 to 1")
         if labels is None and not (isinstance(cls_weight, int | float) and cls_weight == 0):
             raise InputError("labels is None: cls_weight other than 0 needs them")
         if labels is not None:
@@ -333,6 +350,7 @@ class ResNetMAE(nn.Module):
         if self.decoder is None:
             raise InputError("decoder=False was chosen: build the model with decoder=True to reconstruct")
         expected = [len(patches), 1, *patches.shape[2:]]
+        check_tensor("mask", mask, patches)
         if list(mask.shape) != expected:
             raise InputError(f"mask has shape {list(mask.shape)}, expected {expected}")
         masked = patches * (1 - mask.to(patches.dtype))
@@ -346,7 +364,8 @@ class ResNetMAE(nn.Module):
     def _check_labels(self, labels: Tensor, n: int) -> None:
         if self.num_classes is None:
             raise InputError("labels is given, but the model has no classifier: build it with num_classes")
-        if labels.shape != (n,) or labels.is_floating_point():
+        check_tensor("labels", labels, self.encoder.conv1.weight)
+        if labels.shape != (n,) or labels.is_floating_point() or labels.dtype == torch.bool:
             raise InputError(f"labels is {labels.dtype} {list(labels.shape)}, expected {n} integers")
         # On a GPU this check would synchronize; in a compiled graph it would be a graph break.
         if labels.device.type == "cpu" and not torch.compiler.is_compiling():
@@ -356,5 +375,5 @@ class ResNetMAE(nn.Module):
 
 
 def _check_every(every_k_block: int) -> None:
-    if every_k_block < 0:
+    if not isinstance(every_k_block, int) or every_k_block < 0:
         raise InputError(f"every_k_block={every_k_block} must be at least 0 (0: no block outputs)")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from driftgen.errors import InputError
+from driftgen.errors import InputError, unknown_name
 from driftgen.features.resnet_layers import Conv
 from driftgen.ops.compile import compile_parts
+from driftgen.support.checked_arguments import checked
+from driftgen.support.dense_tensors import check_tensor
 
 __all__ = ["DecodeFirst", "Encoder", "FeatureStack"]
 
@@ -84,13 +87,17 @@ class FeatureStack(Frozen):
         vanilla: add ``global``, the flattened sample ``[B, 1, H · W · C]``: the drifting loss without φ.
     """
 
+    @checked
     def __init__(self, encoders: Sequence[Entry] | Mapping[str, Entry] = (), *, vanilla: bool = True) -> None:
         super().__init__()
         named = encoders.items() if isinstance(encoders, Mapping) else ((None, e) for e in encoders)
         self.parts: list[tuple[str, Encoder, dict[str, Any]]] = []
         for name, entry in named:
+            if isinstance(entry, tuple) and (len(entry) != 2 or not isinstance(entry[1], Mapping)):
+                raise InputError("encoders: an entry is an encoder, or a pair (encoder, switches)")
             encoder, switches = entry if isinstance(entry, tuple) else (entry, {})
             _check_encoder(encoder)
+            _check_switches(encoder, switches)
             self.parts.append(("" if name is None else f"{name}/", encoder, dict(switches)))
         if not self.parts and not vanilla:
             raise InputError("encoders is empty and vanilla=False: add an encoder or set vanilla=True")
@@ -117,6 +124,7 @@ class FeatureStack(Frozen):
 
     def features(self, x: Tensor) -> dict[str, Tensor]:
         """Return φ_j(x) for every j, each ``[B, V_j, D_j]``."""
+        check_tensor("x", x, x)
         if x.ndim != 4:
             raise InputError(f"x has shape {list(x.shape)}, expected [B, C, H, W]")
         features: dict[str, Tensor] = {}
@@ -136,3 +144,13 @@ class FeatureStack(Frozen):
 def _check_encoder(encoder: object) -> None:
     if not isinstance(encoder, Encoder):
         raise InputError(f"{type(encoder).__name__} is not an encoder: it has no method features(x)")
+
+
+def _check_switches(encoder: Encoder, switches: Mapping[str, Any]) -> None:
+    """Raise InputError for keyword arguments that the encoder's ``features`` does not take."""
+    _, *known = inspect.signature(encoder.features).parameters.values()  # the first one is x
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known):
+        names = [parameter.name for parameter in known]
+        for name in switches:
+            if name not in names:
+                raise unknown_name(f"switch of {type(encoder).__name__}.features", name, names)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from numbers import Real
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -9,8 +12,11 @@ from torch import Tensor
 
 from driftgen.errors import InputError
 from driftgen.ops.dispatch import is_tracing
+from driftgen.support.checked_arguments import show_value
+from driftgen.support.dense_tensors import check_count, check_dense, check_tensor
+from driftgen.support.peak_memory import check_fits
 
-__all__ = ["Generator", "Noise", "check_inputs", "check_noise", "draw_noise"]
+__all__ = ["Generator", "Noise", "check_draw", "check_inputs", "check_noise", "draw_noise"]
 
 
 class Noise(NamedTuple):
@@ -56,6 +62,7 @@ def draw_noise(
     With a ``generator``, samples are drawn one by one on its device, so sample i of a seed does not depend on
     the batch size. Without one, all samples are drawn at once on ``device``, as training does.
     """
+    check_draw(n, shape, generator, device)
     if generator is None:
         style = torch.randint(entries, (n, codebooks), device=device)
         return Noise(torch.randn(n, *shape, device=device), style)
@@ -69,6 +76,14 @@ def draw_noise(
     return Noise(gaussian.to(device, non_blocking=pinned), style.to(device, non_blocking=pinned))
 
 
+def check_draw(n: int, shape: Sequence[int], generator: torch.Generator | None, device: torch.device) -> None:
+    """Raise InputError unless noise ``[n, *shape]`` fits into the memory and ``generator`` is one."""
+    check_count("n", n, 0)
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise InputError(f"generator={show_value(generator)} must be a torch.Generator or None")
+    check_fits(f"noise of n={n} samples", 4 * n * math.prod(shape), device, "lower n")
+
+
 def check_noise(gaussian: Tensor, shape: tuple[int, int, int]) -> None:
     """Raise InputError unless the Gaussian noise has shape ``[B, *shape]``."""
     if gaussian.shape[1:] != shape:
@@ -79,14 +94,22 @@ def check_noise(gaussian: Tensor, shape: tuple[int, int, int]) -> None:
 
 
 def check_inputs(
-    noise: Noise, labels: Tensor, alpha: Tensor | float, classes: int, codebooks: int, entries: int
+    noise: Noise, labels: Tensor, alpha: Tensor | float, weight: Tensor, codebooks: int, entries: int
 ) -> None:
     """Raise InputError unless labels, style indices and alpha fit the batch of the noise.
 
-    The ranges of labels and styles are checked on the CPU only: reading them on a GPU would synchronize.
+    ``weight`` is the embedding of the classes. The ranges of labels and styles are checked on the CPU only:
+    reading them on a GPU would synchronize.
     """
+    if not isinstance(noise, Noise):
+        raise InputError(f"noise={show_value(noise)} must be a Noise: use the generator's sample_noise")
+    check_tensor("noise.gaussian", noise.gaussian, weight, floating=True)
+    check_tensor("noise.style", noise.style, weight, floating=False)
+    check_tensor("labels", labels, weight)
+    if noise.gaussian.ndim == 0:
+        raise InputError("noise.gaussian is a single number: use the generator's sample_noise")
     n = len(noise.gaussian)
-    if labels.shape != (n,) or labels.is_floating_point():
+    if labels.shape != (n,) or labels.is_floating_point() or labels.dtype == torch.bool:
         raise InputError(
             f"labels have shape {list(labels.shape)} and dtype {labels.dtype}, expected class indices [{n}] "
             "of an integer dtype"
@@ -96,10 +119,14 @@ def check_inputs(
             f"noise.style has shape {list(noise.style.shape)}, expected [{n}, {codebooks}]: use the "
             "generator's sample_noise"
         )
-    if isinstance(alpha, Tensor) and alpha.shape not in ((), (1,), (n,)):
-        raise InputError(f"alpha has shape {list(alpha.shape)}, expected a number or [{n}]")
+    if isinstance(alpha, Tensor):
+        check_dense("alpha", alpha)
+        if alpha.shape not in ((), (1,), (n,)):
+            raise InputError(f"alpha has shape {list(alpha.shape)}, expected a number or [{n}]")
+    elif not isinstance(alpha, Real):
+        raise InputError(f"alpha={show_value(alpha)} must be a number or a tensor [{n}]")
     if labels.device.type == "cpu" and n and not is_tracing():
-        _check_range("labels contain", labels, classes)
+        _check_range("labels contain", labels, len(weight))
         if codebooks:
             _check_range("noise.style contains", noise.style, entries)
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from driftgen.errors import InputError
+from driftgen.generators.base import check_draw
+from driftgen.support.dense_tensors import check_tensor
 
 __all__ = ["TimeEmbedding", "check_chunks", "draw_chunk_noise"]
 
@@ -20,6 +22,7 @@ def draw_chunk_noise(config: Any, n: int, generator: torch.Generator | None, dev
     depend on the batch size.
     """
     shape = (config.horizon, config.action_size)
+    check_draw(n, shape, generator, device)
     if generator is None:
         return torch.randn(n, *shape, device=device)
     noise = torch.empty(n, *shape, device=generator.device)
@@ -48,9 +51,14 @@ class TimeEmbedding(nn.Module):
         return next(self.parameters()).dtype
 
 
-def check_chunks(config: Any, noise: Tensor, condition: Tensor, time: Tensor | None) -> None:
-    """Raise InputError unless noise, observation tokens and time steps fit the options of a generator."""
-    n = len(noise)
+def check_chunks(config: Any, noise: Tensor, condition: Tensor, time: Tensor | None, weight: Tensor) -> None:
+    """Raise InputError unless noise, observation tokens and time steps fit the options of a generator.
+
+    ``weight`` is a parameter of the generator.
+    """
+    check_tensor("noise", noise, weight, floating=True)
+    check_tensor("condition", condition, weight, floating=True)
+    n = noise.shape[0] if noise.ndim else 0
     expected = {
         "noise": (noise, [n, config.horizon, config.action_size]),
         "condition": (condition, [n, config.observed, config.condition_size]),
@@ -58,6 +66,8 @@ def check_chunks(config: Any, noise: Tensor, condition: Tensor, time: Tensor | N
     for name, (tensor, shape) in expected.items():
         if list(tensor.shape) != shape:
             raise InputError(f"{name} has shape {list(tensor.shape)}, expected {shape}")
+    if time is not None:
+        check_tensor("time", time, weight)
     if config.time_size and (time is None or list(time.shape) != [n]):
         got = "none" if time is None else f"shape {list(time.shape)}"
         raise InputError(f"time: {got} is given, the network takes one time step per chunk, [{n}]")

@@ -83,9 +83,9 @@ class ImageGenerator(nn.Module, ABC):
 
     def forward(self, noise: Noise, labels: Tensor, alpha: Tensor | float = 1.0) -> Tensor:
         """Return samples f(ε, c, α), ``[B, C, H, W]``."""
-        c, classes = self.config, self.conditioning.classes.num_embeddings
-        check_inputs(noise, labels, alpha, classes, c.style_codebooks, c.style_entries)
-        return self.generate(noise.gaussian, self.condition(labels, alpha, noise.style))
+        c, weight = self.config, self.conditioning.classes.weight
+        check_inputs(noise, labels, alpha, weight, c.style_codebooks, c.style_entries)
+        return self.generate(noise.gaussian, self.condition(labels.long(), alpha, noise.style))
 
     @abstractmethod
     def generate(self, gaussian: Tensor, condition: Tensor) -> Tensor:

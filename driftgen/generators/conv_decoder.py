@@ -15,6 +15,7 @@ from driftgen.generators.base import check_noise
 from driftgen.generators.conditioning import Conditioning, ImageGenerator, RMSNorm, float32_linear
 from driftgen.generators.option_checks import check_sizes, check_types
 from driftgen.ops.modulated_group_norm import modulated_group_norm
+from driftgen.support.checked_arguments import checked
 
 __all__ = ["ConvDecoder", "ConvDecoderConfig"]
 
@@ -93,6 +94,7 @@ class ConvDecoder(ImageGenerator):
 
     config: ConvDecoderConfig
 
+    @checked
     def __init__(self, config: ConvDecoderConfig | None = None, **options: Any) -> None:
         super().__init__()
         for option in options:
@@ -111,6 +113,7 @@ class ConvDecoder(ImageGenerator):
         self.reset_parameters()
 
     @classmethod
+    @checked
     def preset(cls, name: str, **options: Any) -> ConvDecoder:
         """Build a model for color images of 32 or 64 pixels."""
         if name not in PRESETS:

@@ -24,6 +24,7 @@ from driftgen.ops.fp8_activations import Fp8Activation
 from driftgen.ops.norms import EPSILON
 from driftgen.ops.rope import cached_rope_tables
 from driftgen.ops.swiglu import swiglu
+from driftgen.support.checked_arguments import checked
 
 __all__ = ["DiT", "DiTConfig"]
 
@@ -147,6 +148,7 @@ class DiT(ImageGenerator):
     # Older files hold these without in-context tokens too, where nothing reads them.
     obsolete_weights = ("context", "context_projection.weight", "context_projection.bias")
 
+    @checked
     def __init__(
         self, config: DiTConfig | None = None, *, checkpoint_blocks: bool = False, **options: Any
     ) -> None:
@@ -169,6 +171,7 @@ class DiT(ImageGenerator):
         self.reset_parameters()
 
     @classmethod
+    @checked
     def preset(cls, name: str, *, checkpoint_blocks: bool = False, **options: Any) -> DiT:
         """Build the paper's B/2 or L/2 (latents), B/16 or L/16 (pixels), or a small model for images of 32 or
         64 pixels.

@@ -13,6 +13,7 @@ from driftgen.errors import unknown_name
 from driftgen.generators.base import check_noise
 from driftgen.generators.conditioning import Conditioning, ImageGenerator, RMSNorm, float32_linear
 from driftgen.generators.option_checks import check_sizes, check_types
+from driftgen.support.checked_arguments import checked
 
 __all__ = ["ImageMLP", "ImageMLPConfig"]
 
@@ -69,6 +70,7 @@ class ImageMLP(ImageGenerator):
 
     config: ImageMLPConfig
 
+    @checked
     def __init__(self, config: ImageMLPConfig | None = None, **options: Any) -> None:
         super().__init__()
         for option in options:
@@ -85,6 +87,7 @@ class ImageMLP(ImageGenerator):
         self.reset_parameters()
 
     @classmethod
+    @checked
     def preset(cls, name: str, **options: Any) -> ImageMLP:
         """Build a model for gray images of 8 or 16 pixels."""
         if name not in PRESETS:

@@ -8,6 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from driftgen.errors import InputError
+from driftgen.generators.base import check_draw
+from driftgen.generators.option_checks import MOST_LAYERS
+from driftgen.support.checked_arguments import checked
+from driftgen.support.dense_tensors import check_tensor
 
 __all__ = ["MLP"]
 
@@ -22,12 +26,14 @@ class MLP(nn.Module):
         depth: number of hidden layers.
     """
 
+    @checked
     def __init__(self, noise_dim: int = 32, data_dim: int = 2, hidden: int = 256, depth: int = 3) -> None:
         super().__init__()
         sizes = {"noise_dim": noise_dim, "data_dim": data_dim, "hidden": hidden, "depth": depth}
         for argument, size in sizes.items():
-            if not isinstance(size, int) or size < 1:
-                raise InputError(f"{argument}={size!r} must be a whole number, at least 1")
+            most = MOST_LAYERS if argument == "depth" else 2**31
+            if not 1 <= size <= most:
+                raise InputError(f"{argument}={size} must be a whole number, at least 1 and at most {most:,}")
         self.noise_dim, self.data_dim = noise_dim, data_dim
         layers: list[nn.Module] = []
         width = noise_dim
@@ -44,9 +50,12 @@ class MLP(nn.Module):
 
     def forward(self, noise: Tensor) -> Tensor:
         """Return samples f(ε)."""
-        if noise.shape[-1] != self.noise_dim:
-            raise InputError(f"noise has width {noise.shape[-1]}, expected noise_dim={self.noise_dim}")
-        result: Tensor = self.layers(noise)
+        weight = next(self.parameters())
+        check_tensor("noise", noise, weight, floating=True)
+        width = noise.shape[-1] if noise.ndim else 0
+        if width != self.noise_dim:
+            raise InputError(f"noise has width {width}, expected noise_dim={self.noise_dim}")
+        result: Tensor = self.layers(noise.to(weight.dtype))
         return result
 
     def sample_noise(self, n: int, generator: torch.Generator | None = None) -> Tensor:
@@ -55,6 +64,7 @@ class MLP(nn.Module):
         The noise is drawn on the CPU, so that a seed gives the same samples on every device.
         """
         weight = next(self.parameters())
+        check_draw(n, (self.noise_dim,), generator, weight.device)
         return torch.randn(n, self.noise_dim, generator=generator).to(weight)
 
     @torch.no_grad()

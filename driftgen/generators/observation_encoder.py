@@ -58,6 +58,8 @@ class ObservationEncoder(nn.Module):
         """Encode normalized states ``[B, K, S]`` and images ``[B, K, h, w, 3]`` (uint8)."""
         parts = []
         for key in self.shapes:
+            if key not in observations:
+                raise InputError(f"{key} is missing: the network observes {', '.join(self.shapes)}")
             value = observations[key]
             if is_image(key):
                 features: Tensor = self.cameras[_module_name(key)](value.flatten(0, 1))

@@ -12,6 +12,8 @@ from driftgen.errors import InputError, unknown_name
 from driftgen.generators.observation_encoder import ObservationEncoder, is_image
 from driftgen.generators.transformer import ChunkTransformer
 from driftgen.generators.unet1d import UNet1D
+from driftgen.support.checked_arguments import checked
+from driftgen.support.dense_tensors import check_tensor
 
 __all__ = ["CHUNK_GENERATORS", "METHODS", "PolicyNetwork", "Statistics"]
 
@@ -48,6 +50,7 @@ class PolicyNetwork(nn.Module):
         keypoints: points of the spatial softmax of the image encoder.
     """
 
+    @checked
     def __init__(
         self,
         observations: Mapping[str, Sequence[int]],
@@ -141,7 +144,20 @@ class PolicyNetwork(nn.Module):
                 tokens, see :meth:`encode`.
             time: diffusion time steps ``[C · N]``, for a network of method diffusion.
         """
-        condition = observations if isinstance(observations, Tensor) else self.encode(observations)
+        weight = next(self.generator.parameters())
+        check_tensor("noise", noise, weight, floating=True)
+        if isinstance(observations, Mapping):
+            for key, value in observations.items():
+                check_tensor(f"observations[{key!r}]", value, weight)
+                shape = (*value.shape[:2], *self.observations.get(key, value.shape[2:]))
+                if not is_image(key) and value.shape != shape:
+                    raise InputError(f"{key} has shape {list(value.shape)}, expected {list(shape)}")
+            condition = self.encode(observations)
+        else:
+            check_tensor("observations", observations, weight, floating=True)
+            condition = observations
+        if noise.ndim == 0 or condition.ndim == 0:
+            raise InputError("noise and observations must be tensors [B, steps, size]")
         if len(condition) == 0 or len(noise) % len(condition):
             raise InputError(
                 f"noise has {len(noise)} chunks, observations have {len(condition)} rows: give a multiple"
@@ -157,6 +173,8 @@ class PolicyNetwork(nn.Module):
 
 
 def _check_crop(shapes: Mapping[str, Sequence[int]], crop: Sequence[int] | None) -> None:
+    if crop is not None and len(crop) != 2:
+        raise InputError(f"crop={list(crop)}: give height and width")
     for key, shape in shapes.items():
         if is_image(key) and (len(shape) != 3 or shape[2] != 3):
             raise InputError(f"{key} has shape {list(shape)}, expected [height, width, 3]")

@@ -13,6 +13,7 @@ from driftgen.errors import OptionError, unknown_name
 from driftgen.generators.chunks import TimeEmbedding, check_chunks, draw_chunk_noise
 from driftgen.generators.option_checks import check_sizes, check_types
 from driftgen.ops.compile import compile_blocks
+from driftgen.support.checked_arguments import checked
 
 __all__ = ["ChunkTransformer", "ChunkTransformerConfig"]
 
@@ -73,6 +74,7 @@ class ChunkTransformer(nn.Module):
 
     config: ChunkTransformerConfig
 
+    @checked
     def __init__(self, config: ChunkTransformerConfig | None = None, **options: Any) -> None:
         super().__init__()
         for option in options:
@@ -95,6 +97,7 @@ class ChunkTransformer(nn.Module):
         self.reset_parameters()
 
     @classmethod
+    @checked
     def preset(cls, name: str, **options: Any) -> ChunkTransformer:
         """Build a network of one of three sizes: ``small``, ``base``, or that of Diffusion Policy."""
         if name not in PRESETS:
@@ -124,7 +127,7 @@ class ChunkTransformer(nn.Module):
     def forward(self, noise: Tensor, condition: Tensor, time: Tensor | None = None) -> Tensor:
         """Return chunks ``[B, T, A]``; the arguments are those of :meth:`UNet1D.forward`."""
         c = self.config
-        check_chunks(c, noise, condition, time)
+        check_chunks(c, noise, condition, time, next(self.parameters()))
         dtype = self.output.weight.dtype
         context = self.condition(condition.to(dtype)) + self.condition_position
         if self.time is not None and self.time_token is not None and time is not None:

@@ -19,6 +19,7 @@ from driftgen.ops.aligned_conv import aligned_conv
 from driftgen.ops.compile import compile_blocks
 from driftgen.ops.modulated_group_norm import modulated_group_norm
 from driftgen.ops.norms import EPSILON
+from driftgen.support.checked_arguments import checked
 
 __all__ = ["UNet2D", "UNet2DConfig"]
 
@@ -162,6 +163,7 @@ class UNet2D(ImageGenerator):
 
     config: UNet2DConfig
 
+    @checked
     def __init__(
         self, config: UNet2DConfig | None = None, *, checkpoint_blocks: bool = False, **options: Any
     ) -> None:
@@ -195,6 +197,7 @@ class UNet2D(ImageGenerator):
         self.reset_parameters()
 
     @classmethod
+    @checked
     def preset(cls, name: str, *, checkpoint_blocks: bool = False, **options: Any) -> UNet2D:
         """Build a model for images of 28 pixels (gray), 32 or 64 pixels (color)."""
         if name not in PRESETS:

@@ -15,6 +15,7 @@ from driftgen.generators.chunks import TimeEmbedding, check_chunks, draw_chunk_n
 from driftgen.generators.option_checks import check_sizes, check_types
 from driftgen.ops.compile import compile_blocks
 from driftgen.ops.conv1d import Conv1d
+from driftgen.support.checked_arguments import checked
 
 __all__ = ["UNet1D", "UNet1DConfig"]
 
@@ -87,6 +88,7 @@ class UNet1D(nn.Module):
 
     config: UNet1DConfig
 
+    @checked
     def __init__(self, config: UNet1DConfig | None = None, **options: Any) -> None:
         super().__init__()
         for option in options:
@@ -117,6 +119,7 @@ class UNet1D(nn.Module):
         self.reset_parameters()
 
     @classmethod
+    @checked
     def preset(cls, name: str, **options: Any) -> UNet1D:
         """Build a network of one of three sizes: ``small``, ``base``, or that of Diffusion Policy."""
         if name not in PRESETS:
@@ -146,7 +149,7 @@ class UNet1D(nn.Module):
             time: diffusion time steps ``[B]``, for a network with ``time_size``.
         """
         c = self.config
-        check_chunks(c, noise, condition, time)
+        check_chunks(c, noise, condition, time, next(self.parameters()))
         context = condition.flatten(1).to(self.output.weight.dtype)
         if self.time is not None and time is not None:
             context = torch.cat([context, self.time(time)], dim=1)

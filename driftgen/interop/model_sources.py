@@ -10,10 +10,12 @@ from driftgen.interop.official import is_official
 from driftgen.interop.packaged import find_packaged, packaged_names
 from driftgen.interop.run_models import RUN_CONFIG, choose_weights, find_run_model
 from driftgen.interop.saved_config import CONFIG
+from driftgen.support.checked_arguments import checked
 
 __all__ = ["find_model"]
 
 
+@checked
 def find_model(source: str, weights: str | None = None) -> Path:
     """Return the folder of a model, downloaded if need be.
 

@@ -20,6 +20,7 @@ from driftgen.interop.dit_names import official_dit_config, official_dit_names, 
 from driftgen.interop.flax_msgpack import Stored, index_parameters, write_parameters
 from driftgen.interop.mae_names import official_mae_arguments, official_mae_names, official_mae_options
 from driftgen.support.atomic_write import atomic_write
+from driftgen.support.checked_arguments import checked
 from driftgen.support.meta_init import on_meta_device
 from driftgen.support.untrusted_files import described_by, read_json, reading, shown
 
@@ -34,6 +35,7 @@ def is_official(folder: Path) -> bool:
     return _artifact_folder(folder) is not None
 
 
+@checked
 def load_official(folder: str | Path) -> nn.Module:
     """Load a released artifact: a generator as :class:`~driftgen.generators.DiT`, a masked autoencoder as
     :class:`~driftgen.features.ResNetMAE`, a ConvNeXt-V2 as :class:`~driftgen.features.Backbone`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
@@ -81,9 +82,25 @@ def read_config(folder: Path) -> SavedConfig:
     try:
         return SavedConfig.model_validate(record)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise InputError(f"{path}: {where}: {first['msg']}") from None
+        raise InputError(f"{path}: {_first_problem(error)}") from None
+
+
+def new_config(architecture: str, options: Mapping[str, Any], **facts: Any) -> SavedConfig:
+    """Return the description of a model to save; ``facts`` are further entries of :class:`SavedConfig`."""
+    entries = {"format": "driftgen", "version": VERSION, "architecture": architecture, "options": options}
+    try:
+        config = SavedConfig.model_validate({**entries, **facts})
+        json.dumps(config.model_dump())
+    except ValidationError as error:
+        raise InputError(f"{architecture}: {_first_problem(error)}") from None
+    except TypeError as error:
+        raise InputError(f"{architecture}: its options cannot be written to {CONFIG}: {error}") from None
+    return config
+
+
+def _first_problem(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def check_overwrite(folder: Path, overwrite: bool) -> None:

@@ -16,7 +16,9 @@ from driftgen.errors import InputError
 from driftgen.generators.policy_network import PolicyNetwork
 from driftgen.model_io import load_any, save_model
 from driftgen.policy.chunk_samplers import ChunkSampler, make_sampler
-from driftgen.policy.processor import Processor
+from driftgen.policy.processor import Processor, as_array
+from driftgen.support.checked_arguments import checked
+from driftgen.support.dense_tensors import check_seed
 from driftgen.support.distributed import choose_device
 
 __all__ = ["DriftingPolicy"]
@@ -48,6 +50,7 @@ class DriftingPolicy:
         calls: network calls per chunk.
     """
 
+    @checked
     def __init__(
         self,
         network: PolicyNetwork,
@@ -56,7 +59,7 @@ class DriftingPolicy:
         device: str | torch.device | None = None,
         source: Mapping[str, Any] | None = None,
     ) -> None:
-        self.network = network.eval() if device is None else network.to(device).eval()
+        self.network = network.eval() if device is None else network.to(choose_device(device)).eval()
         self.sampler = sampler or make_sampler(network.method)
         self.processor = Processor(network.observations, network.statistics, network.crop)
         self.source = dict(source or {})
@@ -64,6 +67,7 @@ class DriftingPolicy:
         self.reset()
 
     @classmethod
+    @checked
     def from_pretrained(
         cls,
         source: str | Path,
@@ -107,7 +111,7 @@ class DriftingPolicy:
 
     def to(self, device: str | torch.device) -> DriftingPolicy:
         """Move the network to a device."""
-        self.network.to(device)
+        self.network.to(choose_device(device))
         return self
 
     def reset(self, seed: int | None = None) -> None:
@@ -118,11 +122,13 @@ class DriftingPolicy:
         self._history: deque[dict[str, Any]] = deque(maxlen=self.observed)
         self._actions: deque[Array] = deque()
         self._random = torch.Generator()
+        check_seed("seed", seed)
         if seed is None:
             self._random.seed()
         else:
-            self._random.manual_seed(seed)
+            self._random.manual_seed(int(seed))
 
+    @checked
     def select_action(self, observation: Mapping[str, Any]) -> Array:
         """Return the next action ``[A]`` in the units of the environment.
 
@@ -133,7 +139,12 @@ class DriftingPolicy:
             observation: one step by key: ``observation.state`` ``[S]``, ``observation.image`` ``[H, W, 3]``.
         """
         keys = [key for key in self.network.observations if key in observation]
-        step = {key: np.asarray(observation[key]) for key in keys}
+        step = {key: as_array(key, observation[key]) for key in keys}
+        for key, value in step.items():
+            if not np.isfinite(value).all():
+                raise InputError(f"{key} contains NaN or infinite values: repair the observation")
+            if self._history and value.shape != (before := self._history[-1][key].shape):
+                raise InputError(f"{key} has shape {list(value.shape)}, the step before had {list(before)}")
         while len(self._history) < self.observed - 1:
             self._history.append(step)
         self._history.append(step)
@@ -141,11 +152,14 @@ class DriftingPolicy:
             history = {key: np.stack([past[key] for past in self._history])[None] for key in keys}
             noise = self.network.sample_noise(1, self._random)
             (chunk,) = self.predict(history, noise)
+            if not np.isfinite(chunk).all():
+                raise InputError("the actions are not finite: the observation is far from the demonstrations")
             first = self.observed - 1  # the action of the latest observation
             self._actions.extend(chunk[first : first + self.executed])
         return self._actions.popleft()
 
     @torch.no_grad()
+    @checked
     def predict(
         self, observations: Mapping[str, Any], noise: Tensor | None = None, seed: int | None = None
     ) -> Array:
@@ -158,6 +172,7 @@ class DriftingPolicy:
             noise: ``[B · N, horizon, A]`` for N chunks per history, adjacent; drawn if None.
             seed: of the noise, if it is drawn.
         """
+        check_seed("seed", seed)
         prepared = self.processor.prepare(observations, self.device)
         sizes = {key: tuple(value.shape[:2]) for key, value in prepared.items()}
         rows = next(iter(sizes.values()))[0]
@@ -167,7 +182,7 @@ class DriftingPolicy:
                     f"{key} has {size[0]} histories of {size[1]} steps, expected {rows} of {self.observed}"
                 )
         if noise is None:
-            generator = None if seed is None else torch.Generator().manual_seed(seed)
+            generator = None if seed is None else torch.Generator().manual_seed(int(seed))
             noise = self.network.sample_noise(rows, generator)
         chunks = self.sampler(self.network, noise.to(self.device), prepared)
         actions: Array = self.processor.restore_actions(chunks).cpu().numpy()

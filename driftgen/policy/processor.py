@@ -13,8 +13,9 @@ from torch import Tensor
 from driftgen.errors import InputError
 from driftgen.generators.observation_encoder import is_image
 from driftgen.policy.episodes import Episodes
+from driftgen.support.dense_tensors import check_dense
 
-__all__ = ["ACTION", "MinMax", "Processor", "center_crop", "image_bytes", "measure_statistics"]
+__all__ = ["ACTION", "MinMax", "Processor", "as_array", "center_crop", "image_bytes", "measure_statistics"]
 
 ACTION = "action"  # key of the actions in statistics
 CONSTANT = 1e-4  # a dimension with a smaller range is constant
@@ -92,7 +93,7 @@ class Processor:
                 raise InputError(
                     f"{key} is missing: the policy observes {', '.join(self.shapes)}; got {given}"
                 )
-            value = torch.as_tensor(observations[key])
+            value = as_values(key, observations[key])
             if is_image(key):
                 value = image_bytes(key, value, shape)
             if tuple(value.shape[2:]) != tuple(shape):
@@ -111,6 +112,24 @@ class Processor:
     def restore_actions(self, chunks: Tensor) -> Tensor:
         """Return normalized actions in the units of the environment."""
         return self.normalizers[ACTION].restore(chunks)
+
+
+def as_values(key: str, value: Any) -> Tensor:
+    """Return an observation, an array or nested lists of numbers, as a dense tensor."""
+    try:
+        read_only = isinstance(value, np.ndarray) and not value.flags.writeable  # PyTorch would warn
+        tensor = torch.as_tensor(value.copy() if read_only else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{key} must be an array of numbers: {error}") from None
+    check_dense(key, tensor)
+    return tensor
+
+
+def as_array(key: str, value: Any) -> Array:
+    """Return an observation as a NumPy array, which has no bfloat16."""
+    tensor = as_values(key, value).detach().cpu()
+    array: Array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return array
 
 
 def center_crop(images: Tensor, crop: Sequence[int] | None) -> Tensor:

@@ -19,7 +19,7 @@ __all__ = ["Distributed", "choose_device"]
 DEVICES = ("cpu", "cuda", "mps", "xpu")  # types of devices that networks can run on
 
 
-def choose_device(name: str | None = None) -> torch.device:
+def choose_device(name: str | torch.device | None = None) -> torch.device:
     """Return the device of this name; by default a GPU if there is one, else the CPU."""
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))

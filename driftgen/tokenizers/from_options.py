@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from driftgen.errors import InputError, unknown_name
+from driftgen.support.checked_arguments import checked
 from driftgen.support.download import is_repository
 from driftgen.tokenizers.frozen_tokenizer import DTYPES
 from driftgen.tokenizers.identity import Identity
@@ -17,6 +18,7 @@ from driftgen.tokenizers.tiny_vae import TinyVAE
 __all__ = ["build_tokenizer"]
 
 
+@checked
 def build_tokenizer(options: Mapping[str, Any], folder: str | Path | None = None) -> Tokenizer:
     """Build the tokenizer that ``options()`` of a tokenizer describes.
 

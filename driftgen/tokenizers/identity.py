@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from driftgen.errors import InputError
+from driftgen.support.checked_arguments import checked
 from driftgen.tokenizers.frozen_tokenizer import FrozenTokenizer
 
 __all__ = ["Identity"]
@@ -19,6 +20,7 @@ class Identity(FrozenTokenizer):
 
     kind = "identity"
 
+    @checked
     def __init__(self, channels: int = 3) -> None:
         if channels < 1:
             raise InputError(f"channels={channels} must be at least 1")

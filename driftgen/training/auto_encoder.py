@@ -107,14 +107,30 @@ def pretrain_config(config: TrainConfig, overrides: Sequence[str], classes: int)
     return recipe.model_copy(update=update | {"seed": config.seed, "chosen": config.chosen})
 
 
-def pretrain_command(path: str, data: str | None, size: str | None = None) -> str:
-    """Return the command that trains the encoder of a run folder."""
+def pretrain_command(path: str, data: str | None, size: str | None = None, about: str = "") -> str:
+    """Return the command that trains the encoder of a run folder.
+
+    Its recipe is the one that the folder is named after, the one that belongs to the packaged recipe with
+    this description (``about``), or mae-folder.
+    """
     packaged = [r.name for r in recipe_names() if r.task == "pretrain"]
-    recipe = Path(path).name if Path(path).name in packaged else "mae-folder"
+    recipe = Path(path).name if Path(path).name in packaged else _own_pretraining(about, packaged)
     command = f"driftgen pretrain {recipe}"
     command += f" --set data.path={shlex.quote(data or 'PATH')}" if recipe != "mae-digits" else ""
     command += f" --size {size}" if size is not None and recipe == "mae-folder" else ""
     return command + ("" if Path(path) == Path("runs") / recipe else f" --out {shlex.quote(path)}")
+
+
+def _own_pretraining(about: str, packaged: Sequence[str]) -> str:
+    """Return the pretraining recipe whose encoder the packaged recipe of this description uses."""
+    for name in [r.name for r in recipe_names() if r.task == "train" and r.about == about]:
+        recipe = load_recipe(name, (), "train")
+        for entry in recipe.encoders if isinstance(recipe, TrainConfig) else ():
+            # The authors' encoders have underscores: hf://mae_latent_256.
+            own = Path(entry.path or "").name.replace("_", "-")
+            if own in packaged:
+                return own
+    return "mae-folder"
 
 
 def cached_backbones(cache: Path | None = None) -> list[tuple[str, Path]]:

@@ -246,7 +246,7 @@ def check_encoder_paths(config: c.TrainConfig) -> None:
     """Raise if an encoder is a run folder that does not exist: a missing run is no name on the Hub."""
     for entry in config.encoders:
         if entry.path is not None and entry.kind == "mae" and _is_missing_run(entry.path):
-            command = pretrain_command(entry.path, config.data.path)
+            command = pretrain_command(entry.path, config.data.path, about=config.about)
             raise InputError(f"Encoder {entry.path} not found. Train it first: {command}")
 
 

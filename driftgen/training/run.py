@@ -28,6 +28,7 @@ from driftgen.model_io import find_model, load_weights, read_config
 from driftgen.pipeline import DriftPipeline
 from driftgen.policy.drifting_policy import DriftingPolicy
 from driftgen.support.atomic_write import atomic_write
+from driftgen.support.checked_arguments import checked
 from driftgen.support.distributed import Distributed
 from driftgen.support.folder_lock import check_not_held
 from driftgen.support.provenance import provenance
@@ -224,6 +225,7 @@ def _figures(row: Mapping[str, Any]) -> dict[str, float]:
     return {key: float(value) for key, value in row.items() if isinstance(value, int | float)}
 
 
+@checked
 def start_run(
     task: Command,
     recipe: str | Path | RunConfig,

@@ -1,29 +1,10 @@
 """Odd values on the command line: exit code 0 or 2, one line, and never for long."""
 
-import subprocess
-
 import pytest
 
-from tests.support.bad_command_lines import LINES, cases, commands, make_files
+from tests.support.bad_command_lines import LINES, commands, make_files, search, try_line
+from tests.support.fault_search import run_search
 from tests.support.fork_server import CAPTURE, start_driftgen
-
-SECONDS = 60  # of a loaded machine; an idle one needs a few
-
-
-def try_line(words, folder):
-    """Return what is wrong with the answer to a command line, or None."""
-    child = start_driftgen(*words, cwd=folder, stdout=CAPTURE, stderr=CAPTURE)
-    try:
-        _, errors = child.communicate(timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        return f"no answer within {SECONDS} s"
-    last = (errors.splitlines() or [""])[-1]
-    if child.returncode not in (0, 2) or "Traceback" in errors:
-        return f"exit code {child.returncode}: {last}"
-    if (child.returncode == 2 and not last.startswith("driftgen: error: ")) or "error: ;" in last:
-        return f"no message: {last}"
-    return None
 
 
 def test_every_command_has_a_line():
@@ -45,15 +26,10 @@ def test_lines_that_work(tmp_path):
 
 
 @pytest.mark.slow
-def test_odd_values(tmp_path):
-    faults = []
-    for i, case in enumerate(cases(limit=150)):
-        folder = tmp_path / str(i)
-        folder.mkdir()
-        make_files(folder)
-        if problem := try_line(case.words, folder):
-            faults.append(f"{case.odd} in {' '.join(case.words)[:80]}: {problem}")
-    assert not faults, "\n".join(faults)
+def test_odd_values():
+    counts = run_search(search, 600, 0, cases=150)
+    assert counts.tried == 150
+    assert not counts.faults, "\n".join(map(str, counts.faults))
 
 
 @pytest.mark.parametrize(

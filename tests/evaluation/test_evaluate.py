@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from driftgen.features.resnet_mae import ResNetMAE
 from driftgen.generators.image_mlp import ImageMLP
 from driftgen.pipeline import DriftPipeline
 from driftgen.support.distributed import Distributed
-from tests.support.fork_server import run_driftgen, run_ranks
+from tests.support.fork_server import CAPTURE, run_driftgen, run_ranks, start_driftgen
 
 ALONE = Distributed.start("cpu")
 
@@ -209,6 +210,21 @@ def test_command_writes_table_and_record_and_resumes(model, tmp_path):
     again = run_driftgen(*words)
     assert again.returncode == 0
     assert json.loads(path.read_text()) == record  # nothing was evaluated again
+
+
+def test_an_interrupted_command_says_how_to_resume(model, tmp_path):
+    words = ["eval", str(model), "--data", "digits", "--encoder", "pixels", "--samples", "20000"]
+    words += ["--out", str(tmp_path / "out"), "--device", "cpu"]
+    process = start_driftgen(*words, stdout=CAPTURE, stderr=CAPTURE)
+    while not (tmp_path / "out").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    assert process.returncode == 130
+    *_, hint, last = errors.splitlines()
+    assert hint == f"stopped: run the same command to resume: driftgen {' '.join(words)}"
+    assert last == "driftgen: interrupted"
 
 
 def _npz(path, side=8, channels=3, count=40):

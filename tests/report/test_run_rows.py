@@ -10,9 +10,8 @@ import pytest
 
 from driftgen.report.run_page import write_report
 from driftgen.report.run_rows import read_rows
-from driftgen.training.loop import Loop
 from driftgen.training.metrics_file import read_metrics
-from tests.support.runs import Silent, run
+from tests.support.memory_growth import BOUND, growth, measure
 
 
 def write(path, rows):
@@ -111,32 +110,14 @@ def test_a_report_takes_no_more_memory_for_more_rows(tmp_path):
     assert peaks[1] < 1.3 * peaks[0]
 
 
-class Forgetful(Silent):
-    def update(self, row):
-        pass
-
-    advance = info = warn = measured = lambda self, *arguments: None
+def test_growth_is_the_slope_after_the_warm_up():
+    sizes = {step: 10**6 + 100 * min(step, 50) + 7 * step for step in range(1, 200)}
+    assert growth(sizes, 60) == pytest.approx(7)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_memory_does_not_grow_with_steps(tmp_path, monkeypatch):
-    """With reports, pictures and checkpoints: less than 4 kB a step."""
-    sizes = {}
-    follow = Loop._follow_step
-
-    def measured(self, *arguments):
-        follow(self, *arguments)
-        with open("/proc/self/statm") as file:
-            sizes[self.step] = int(file.read().split()[1]) * 4  # kB
-
-    monkeypatch.setattr(Loop, "_follow_step", measured)
-    monkeypatch.setattr("tests.support.runs.Silent", Forgetful)
-    changes = ["output.metrics_every=1", "output.samples_every=10", "output.report_every=10"]
-    run(
-        *(tmp_path / "run", "encoders=[]", "optim.steps=1200", "output.checkpoint_every=50", *changes),
-        report=write_report,
-    )
-    steps = np.arange(300, 1200)
-    slope = np.polyfit(steps, [sizes[step] for step in steps], 1)[0]
-    assert slope < 4, f"{slope:.1f} kB a step"
+def test_memory_does_not_grow_with_steps(tmp_path):
+    """With reports, pictures and checkpoints."""
+    slope = growth(measure(tmp_path / "run", 1200, lambda sizes: None))
+    assert slope < BOUND, f"{slope:.0f} bytes a step"

@@ -1,12 +1,18 @@
 """Command lines with one odd value each: for every option of every command, from typer's own description.
 
 Each command has a line that works and ends soon. A case changes one thing in it: the value of an option, an
-argument, or a key of the recipe.
+argument, or a key of the recipe. ``python -m tests.support.bad_command_lines --seconds 60`` tries as many as
+fit and prints the counts.
 """
 
 import os
 import random
+import shutil
+import subprocess
+import tempfile
+import time
 import typing
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +24,10 @@ from pydantic import BaseModel
 from driftgen.cli import app
 from driftgen.training.config import PretrainConfig, TrainConfig
 from driftgen.training.policy_config import PolicyConfig
+from tests.support.fault_search import Counts, Fault, chosen, main, reproduction
+from tests.support.fork_server import CAPTURE, run_code, start_driftgen
+
+SECONDS = 60  # of a loaded machine; an idle one needs a few
 
 HUGE = str(10**30)
 NUMBERS = ["-1", "0", HUGE, "-" + HUGE, "1.5", "nan", "inf", "-inf", "1e300", "-1e300", "1e-300", "x", ""]
@@ -107,8 +117,11 @@ def cases(limit: int | None = None, seed: int = 0) -> list[Case]:
 
 
 def _without_arguments():
-    for name in ("convert", "policy", "bench", *commands()):
-        yield Case(tuple(name.split()), "nothing else")
+    found = commands()
+    for name in ("convert", "policy", "bench", *found):
+        # Some commands work for minutes without arguments.
+        if name not in found or any(parameter.required for parameter in found[name].params):
+            yield Case(tuple(name.split()), "nothing else")
         yield Case((*name.split(), "--no-such-option"), "an unknown option")
 
 
@@ -153,3 +166,46 @@ def _keys(model, prefix=""):
         for kind in (field.annotation, *typing.get_args(field.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 yield from _keys(kind, f"{prefix}{name}.")
+
+
+def try_line(words, folder):
+    """Return what is wrong with the answer to a command line, or None."""
+    child = start_driftgen(*words, cwd=folder, stdout=CAPTURE, stderr=CAPTURE)
+    try:
+        _, errors = child.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {SECONDS} s"
+    finally:
+        child.kill()
+    last = (errors.splitlines() or [""])[-1]
+    if child.returncode not in (0, 2) or "Traceback" in errors:
+        return f"exit code {child.returncode}: {last}"
+    if (child.returncode == 2 and not last.startswith("driftgen: error: ")) or "error: ;" in last:
+        return f"no message: {last}"
+    return None
+
+
+def search(seed: int, only: str, seconds: float) -> Iterator[Counts]:
+    """Try all command lines once, in an order drawn with the seed."""
+    numbered = {f"case-{i}": case for i, case in enumerate(cases())}
+    names = chosen(numbered, only)
+    random.Random(seed).shuffle(names)
+    run_code("pass")  # starts the server, which is no part of a case
+    for name in names:
+        case, counts = numbered[name], Counts(tried=1)
+        folder = Path(tempfile.mkdtemp())
+        make_files(folder)
+        begin = time.perf_counter()
+        try:
+            problem = try_line(case.words, folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        counts.took(time.perf_counter() - begin)
+        if problem is not None:
+            text = f"{case.odd} in {' '.join(case.words)[:80]!r}: {problem}"
+            counts.faults.append(Fault(text, reproduction("tests.support.bad_command_lines", seed, name)))
+        yield counts
+
+
+if __name__ == "__main__":
+    main(search)

@@ -3,63 +3,27 @@
 ``python -m tests.support.damaged_files --seconds 60`` tries as many as fit and prints the counts.
 """
 
-import argparse
 import copy
 import json
 import random
-import resource
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from driftgen.errors import InputError
+from tests.support.fault_search import Counts, Fault, HangError, bounds, chosen, main, reproduction
 from tests.support.file_formats import FORMATS, SLOW_FORMATS, Format
 
-SECONDS = 10  # for one file
-GIBIBYTES = 2  # of address space beyond that of the process
+BATCH = 10  # cases of a format before the next one
 ODD: tuple[Any, ...] = (
     None, True, -1, 0, 1.5, 1e9, 10**9, -(10**9), 1e308, 10**30, float("inf"), float("nan"), "", "x", "1",
     "../../x", "é\n", [], [1], [[]], {}, {"x": 1}, "a" * 5000, [None] * 3, "-1",
 )  # fmt: skip
-
-
-@dataclass
-class Counts:
-    """Results of the files tried; each fault is one line."""
-
-    tried: int = 0
-    refused: int = 0
-    loaded: int = 0
-    slowest: float = 0.0
-    faults: list[str] = field(default_factory=list)
-
-    def __add__(self, other: "Counts") -> "Counts":
-        return Counts(
-            self.tried + other.tried,
-            self.refused + other.refused,
-            self.loaded + other.loaded,
-            max(self.slowest, other.slowest),
-            self.faults + other.faults,
-        )
-
-    def line(self) -> str:
-        """Return the counts as one line."""
-        return (
-            f"{self.tried} tried, {self.refused} refused, {self.loaded} loaded, {len(self.faults)} faults, "
-            f"slowest {self.slowest:.1f} s"
-        )
-
-
-class _HangError(BaseException):
-    """A loader that takes too long."""
 
 
 def damage(content: bytes, rng: random.Random) -> tuple[str, bytes]:
@@ -167,22 +131,25 @@ def try_format(entry: Format, seed: int, count: int, folder: Path, odd: float = 
         shutil.copytree(valid, place)
         file = place / rng.choice(files)
         changed = odd_text(file, rng) if rng.random() < odd else None
+        counts.kinds["damages" if changed is None else "odd values"] += 1
         what, content = changed or damage(file.read_bytes(), rng)
         file.write_bytes(content)
+        again = reproduction("tests.support.damaged_files", number, entry.name)
         label = f"{entry.name}, seed {number}, {file.name}: {what}"
         start = time.perf_counter()
         try:
-            with _bounds():
+            with bounds():
                 entry.load(place)
-            counts.loaded += 1
+            counts.kinds["loaded"] += 1
         except InputError as error:
-            counts.refused += 1
+            counts.kinds["refused"] += 1
             if problem := _wrong_message(str(error), place, file):
-                counts.faults.append(f"{label}: {problem}: {str(error)[:300]!r}")
-        except (Exception, _HangError) as error:
-            counts.faults.append(f"{label}: {type(error).__name__}: {str(error)[:200]}")
+                counts.faults.append(Fault(f"{label}: {problem}: {str(error)[:300]!r}", again))
+        except (Exception, HangError) as error:
+            text = f"{label}: {type(error).__name__}: {str(error)[:200]}"
+            counts.faults.append(Fault(text, again))
         counts.tried += 1
-        counts.slowest = max(counts.slowest, time.perf_counter() - start)
+        counts.took(time.perf_counter() - start)
         shutil.rmtree(place)
     return counts
 
@@ -195,53 +162,16 @@ def _wrong_message(message: str, place: Path, file: Path) -> str | None:
     return None if len(message) < 1500 else f"{len(message)} characters"
 
 
-@contextmanager
-def _bounds() -> Iterator[None]:
-    """Limit time and memory of a block."""
-
-    def hang(*_: Any) -> None:
-        raise _HangError(f"longer than {SECONDS} s")
-
-    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    previous = signal.signal(signal.SIGALRM, hang)
-    resource.setrlimit(resource.RLIMIT_AS, (size + GIBIBYTES * 2**30, before[1]))
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        resource.setrlimit(resource.RLIMIT_AS, before)
-        signal.signal(signal.SIGALRM, previous)
-
-
-def main() -> None:
-    """Try files of all formats in turn until the time is over; print the counts and every fault."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--batch", type=int, default=50)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--quick", action="store_true")
-    options = parser.parse_args()
-    end, total, by_name = time.monotonic() + options.seconds, Counts(), dict[str, Counts]()
-    formats = [f for f in (*FORMATS, *(() if options.quick else SLOW_FORMATS)) if options.only in f.name]
-    seed = options.seed
-    while time.monotonic() < end:
-        for entry in formats:
+def search(seed: int, only: str, seconds: float) -> Iterator[Counts]:
+    """Damage files of all formats in turn, with seeds from ``seed`` on."""
+    formats = {entry.name: entry for entry in (*FORMATS, *SLOW_FORMATS)}
+    names = chosen(formats, only)
+    while True:
+        for name in names:
             with tempfile.TemporaryDirectory() as folder:
-                counts = try_format(entry, seed, options.batch, Path(folder))
-            by_name[entry.name] = by_name.get(entry.name, Counts()) + counts
-            total += counts
-            if time.monotonic() > end:
-                break
-        seed += options.batch
-    for name, counts in by_name.items():
-        print(f"{name:28s} {counts.line()}")
-    for fault in total.faults:
-        print(fault)
-    print(total.line())
+                yield try_format(formats[name], seed, BATCH, Path(folder))
+        seed += BATCH
 
 
 if __name__ == "__main__":
-    main()
+    main(search)

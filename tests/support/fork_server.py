@@ -162,17 +162,22 @@ def run_driftgen(*words, **options):
     return run(["-m", "driftgen", *words], **options)
 
 
-def run_ranks(program, ranks=2):
-    """Run a program in several processes with the environment that torchrun sets."""
+def start_ranks(program, ranks=2, **streams):
+    """Start a program in several processes with the environment that torchrun sets."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    shared = {**os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared = {"OMP_NUM_THREADS": "1", **os.environ}
+    shared |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return [
+        Child(program, env=shared | {"RANK": str(i), "LOCAL_RANK": str(i)}, **streams) for i in range(ranks)
+    ]
+
+
+def run_ranks(program, ranks=2):
+    """Run a program in several processes with the environment that torchrun sets."""
     with tempfile.TemporaryFile("w+") as errors:
-        children = [
-            Child(program, env=shared | {"RANK": str(i), "LOCAL_RANK": str(i)}, stderr=errors.fileno())
-            for i in range(ranks)
-        ]
+        children = start_ranks(program, ranks, stderr=errors.fileno())
         codes = [child.wait(300) for child in children]
         errors.seek(0)
         assert codes == [0] * ranks, errors.read()[-3000:]

@@ -136,6 +136,18 @@ def test_the_message_of_a_missing_run_is_a_command():
     check_encoder_paths(load_recipe("folder", ["encoders.0.path=owner/repository"]))  # may be on the Hub
 
 
+@pytest.mark.parametrize(
+    ("recipe", "pretraining"),
+    [("cifar10", "mae-cifar10"), ("mnist", "mae-mnist"), ("imagenet256-latent-ablation", "mae-latent-256")],
+)
+def test_the_command_names_the_recipe_that_belongs_to_the_run(recipe, pretraining):
+    """Also where the folder of the encoder has a name of its own."""
+    config = load_recipe(recipe, ["data.path=c.npz", "encoders.0.path=runs/mine"])
+    command = f"driftgen pretrain {pretraining} --set data.path=c.npz --out runs/mine"
+    with pytest.raises(InputError, match=f"Train it first: {command}$"):
+        check_encoder_paths(config)
+
+
 def test_command_names_the_folder_and_the_size():
     assert pretrain_command("runs/mae-cifar10", "c.npz") == (
         "driftgen pretrain mae-cifar10 --set data.path=c.npz"

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from driftgen.support.distributed import Distributed
 from driftgen.support.lost_process import LostProcessError, is_lost_process
 from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.run_start import fresh_folder
-from tests.support.fork_server import CAPTURE, Child
+from tests.support.fork_server import CAPTURE, start_ranks
 from tests.support.runs import SMALL, final
 
 ROOT = Path(__file__).parents[2]
@@ -37,25 +36,11 @@ def wait_for_rows(folder, rows, ended):
         time.sleep(0.02)
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.mark.distributed
 @pytest.mark.parametrize("victim", [0, 2])
 def test_the_others_end_with_one_line_and_lose_nothing(tmp_path, victim):
-    group = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [
-        Child(
-            words(tmp_path / "run", "optim.steps=100000"),
-            env={**os.environ, **group, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=CAPTURE,
-            stderr=CAPTURE,
-        )
-        for rank in range(3)
-    ]
+    program = words(tmp_path / "run", "optim.steps=100000")
+    ranks = start_ranks(program, 3, stdout=CAPTURE, stderr=CAPTURE)
     try:
         wait_for_rows(tmp_path / "run", 7, lambda: ranks[0].poll() is not None)
         ranks[victim].kill()
