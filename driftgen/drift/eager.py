@@ -12,17 +12,26 @@ import torch
 from torch import Tensor
 
 from driftgen.drift.batching import Bucket, Chunk, constant
-from driftgen.drift.field import displacement, drift_coefficients, medoid, pairwise_distance
+from driftgen.drift.field import (
+    displacement,
+    drift_coefficients,
+    exact_dtype,
+    medoid,
+    needs_float64,
+    pairwise_distance,
+)
 from driftgen.drift.interfaces import Combined, DriftPass, LossCall, ScalePass
 from driftgen.drift.kernels import farthest
-from driftgen.drift.normalization import MASKED
+from driftgen.drift.normalization import MASKED, MIN_LOG_SUM
 from driftgen.drift.statistics import (
     LossTerms,
     Norms,
+    Products,
     Units,
     drift_norms,
     loss_terms,
     mean_distance,
+    pair_factor,
     scale_units,
 )
 
@@ -51,15 +60,14 @@ class _Distances(NamedTuple):
 
 
 class _Drifts(NamedTuple):
-    """V_τ in units of S, ``[g, v, R, N, D]``, times exp(``log_factor``), ``[g, v, R]``, if there is one."""
+    """V_τ in units of S: ``values``, ``[g, v, R, N, D]``, times exp(``log_factor``), ``[g, v, R]``."""
 
     values: Tensor
     log_factor: Tensor | None
 
 
 class _ScaleBuffers(NamedTuple):
-    units: Units  # float32
-    coordinate_unit: Tensor  # the same in float64
+    units: Units
     distances: dict[_Work, _Distances]
 
 
@@ -104,7 +112,7 @@ class EagerEngine:
     def __init__(self, call: LossCall) -> None:
         self.call, self.settings = call, call.settings
         first = call.buckets[0]
-        self.device, self.exact = first.device, first.exact_dtype
+        self.device, self.exact = first.device, exact_dtype(first.device)
         self.groups, self.n = first.generated[0].shape[:2]
         self.t, self.negatives = first.total_samples, first.total_samples - first.positives[0].shape[1]
         shapes = {f: (v, b.width) for b in call.buckets for f, v in zip(b.features, b.vectors, strict=True)}
@@ -133,36 +141,48 @@ class EagerEngine:
         scale, given = mean_distance(sums), self.call.statistics
         units = scale_units(self.settings, scale, self.widths, given)
         all_groups = groups[0] if given is None else given.groups
-        units32 = Units(units.distance.float(), units.coordinate.float())
-        return ScalePass(scale.float(), all_groups, _ScaleBuffers(units32, units.coordinate, distances))
+        return ScalePass(scale.float(), all_groups, _ScaleBuffers(units, distances))
 
     def measure_drift(self, scale: ScalePass) -> DriftPass:
         """Measure E[⟨V_τ, V_τ'⟩ / D] of each feature and pair of temperatures."""
         buffers: _ScaleBuffers = scale.buffers
         drifts: dict[_Work, _Drifts] = {}
         r = len(self.settings.temperatures)
-        sums = self.vectors.new_zeros(len(self.vectors), r, r)
+        total = Products(self.vectors.new_zeros(len(self.vectors), r, r))
         for work in self.work:
             current = self._drifts(work, buffers.units, buffers.distances)
             product = _products(self._squarable(current.values)).to(self.exact)
             if current.log_factor is not None:
                 log_factor = current.log_factor.to(self.exact)
-                product *= (log_factor[..., :, None] + log_factor[..., None, :]).exp()
-            sums.index_add_(0, work.feature, product.sum(0))
+                total = _in_larger_units(total, work.feature, log_factor)
+                assert total.log_unit is not None
+                product *= pair_factor(log_factor - total.log_unit[work.feature])
+            total.sums.index_add_(0, work.feature, product.sum(0))
             if work.keep:
                 drifts[work] = current
             del current
-        self.call.all_reduce(sums)
+        total = self._over_processes(total)
         count = scale.groups * self.n * self.vectors * self.widths
-        norms = drift_norms(self.settings, sums, count, self.call.statistics)
+        norms = drift_norms(self.settings, total, count, self.call.statistics)
         return DriftPass(norms.drift.float(), _DriftBuffers(norms, drifts))
+
+    def _over_processes(self, products: Products) -> Products:
+        """Add up the products of all processes, each in its own units. Second collective."""
+        sums, log_unit = products
+        if log_unit is None:
+            self.call.all_reduce(sums)
+            return products
+        gathered = self.call.gather(torch.cat([sums, log_unit[..., None]], dim=-1))
+        parts = Products(gathered[..., :-1], gathered[..., -1])
+        log_unit = gathered[..., -1].amax(0)
+        return Products(parts.shifted(log_unit).sum(0), log_unit)
 
     def combine(self, scale: ScalePass, drift: DriftPass) -> Combined:
         """Compute Ṽ = Σ_τ V_τ / λ_τ: the loss, ‖Ṽ‖² of each group, and the gradient."""
-        units, unit, _ = scale.buffers
+        units: Units = scale.buffers.units
         buffers: _DriftBuffers = drift.buffers
         terms = loss_terms(
-            self.settings, buffers.norms, unit, self.n, self.vectors, self.widths, scale.groups
+            self.settings, buffers.norms, units.coordinate, self.n, self.vectors, self.widths, scale.groups
         )
         per_group = self.vectors.new_zeros(self.groups)
         gradients = []
@@ -209,8 +229,9 @@ class EagerEngine:
         features = [(t.shape[2], t.dtype) for t in bucket.generated]
         return _BucketGradient(drift, power.float(), features), (mantissa / size).float()
 
-    def _distances(self, work: _Work) -> _Distances:
+    def _distances(self, work: _Work, least: torch.dtype = torch.float32) -> _Distances:
         y = self.call.buckets[work.bucket].samples(work.chunk)
+        y = y.to(torch.promote_types(y.dtype, least))
         distance = pairwise_distance(y[:, :, : self.n], y)
         if self.settings.guards.min_distance > 0:
             distance.clamp_(min=self.settings.guards.min_distance)
@@ -220,10 +241,18 @@ class EagerEngine:
         """V_τ of a chunk. Takes its distances out of ``kept`` and overwrites them, or recomputes them."""
         s = self.settings
         y, distance = kept.pop(work) if work in kept else self._distances(work)
-        center = medoid(distance, y[:, :, : self.n])
-        y = (y - center).float().div_(units.coordinate[work.feature, None, None])
+        row_sums, unit = distance.sum(-1), units.distance[work.feature, None].float()
+        center = medoid(row_sums, y[:, :, : self.n])
+        y = y - center
+        # On a GPU, reading a value would synchronize.
+        if y.dtype == torch.float32 and self.device.type == "cpu":
+            mean_logits = s.kernel(row_sums / (unit * self.t), min(s.temperatures))
+            if needs_float64(distance, y[:, :, : self.n], self.negatives, mean_logits, own=True):
+                y, distance = self._distances(work, torch.float64)
+                y = y - center
+        y /= units.coordinate[work.feature, None, None].to(y.dtype)
         x = y[:, :, : self.n]
-        distance = distance.div_(units.distance[work.feature, None, None])
+        distance = distance.div_(units.distance[work.feature, None, None].to(y.dtype))
         distance.clamp_(max=farthest(min(s.temperatures)))
         masked = math.isinf(s.guards.self_distance)
         if not masked:
@@ -248,10 +277,15 @@ class EagerEngine:
                 repulsion=s.repulsion,
             )
             if log_factor is not None:
-                log_factors.append(2 * log_factor[..., 0, 0])
+                log_factors.append(log_factor)
         del logits, distance
         values = displacement(coefficients, x, y)
-        return _Drifts(values, torch.stack(log_factors, dim=-1) if log_factors else None)
+        if not log_factors:
+            return _Drifts(values, None)
+        by_sample = torch.stack(log_factors, dim=2)
+        largest = by_sample.amax(dim=-2, keepdim=True)
+        values *= by_sample.sub_(largest).exp_()
+        return _Drifts(values, largest[..., 0, 0])
 
     def _combined(self, work: _Work, units: Units, buffers: _DriftBuffers) -> Tensor:
         """Ṽ of a chunk, ``[g, v, N, D]``. Takes its drifts out of ``buffers``, or recomputes them."""
@@ -261,8 +295,10 @@ class EagerEngine:
             values, log_factor = self._drifts(work, units, {})
         factor = buffers.norms.inverse[work.feature]
         if log_factor is not None:
-            factor = factor * log_factor.to(self.exact).exp()
-        factor = factor.float()[..., None, None]
+            log_unit = buffers.norms.log_unit
+            assert log_unit is not None
+            factor = factor * (log_factor.to(self.exact) - log_unit[work.feature]).exp()
+        factor = factor.to(values.dtype)[..., None, None]
         combined = values[:, :, 0] * factor[..., 0, :, :]
         for r in range(1, values.shape[2]):
             combined.addcmul_(values[:, :, r], factor[..., r, :, :])
@@ -271,6 +307,16 @@ class EagerEngine:
     def _squarable(self, drift: Tensor) -> Tensor:
         # In units of S, drifts are of order 1. In the units of the data, their squares may overflow float32.
         return drift if self.settings.normalize_features else drift.to(self.exact)
+
+
+def _in_larger_units(products: Products, feature: Tensor, log_factor: Tensor) -> Products:
+    """Raise the units of V_τ to the largest factors of the problems, ``[g, v, R]``, of these features."""
+    sums, log_unit = products
+    if log_unit is None:
+        log_unit = torch.full_like(sums[..., 0], MIN_LOG_SUM)
+    largest = log_factor.amax(0)
+    raised = log_unit.scatter_reduce(0, feature[:, None].expand_as(largest), largest, "amax")
+    return Products(Products(sums, log_unit).shifted(raised), raised)
 
 
 def _products(drifts: Tensor) -> Tensor:

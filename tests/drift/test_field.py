@@ -244,7 +244,7 @@ def test_self_mask():
 
 def test_sinkhorn_marginals_agree():
     logits = -torch.cdist(samples(3, 8, 4), samples(3, 12, 4, seed=1)) / 0.5
-    a = NORMALIZATIONS["sinkhorn"](logits, None).values
+    a = NORMALIZATIONS["sinkhorn"](logits, None).values.exp()
     torch.testing.assert_close(a.sum(-1), torch.ones(3, 8))
     torch.testing.assert_close(a.sum(-2), torch.full((3, 12), 8 / 12), rtol=2e-3, atol=0)
     # exp(log k − f − g): every 2x2 minor keeps its odds ratio.

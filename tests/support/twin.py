@@ -1,7 +1,8 @@
 """Brute-force float64 twin of the field and the loss. Shares no code with the library.
 
-Affinities stay logarithms, and a drift is V_i = exp(log_factor_i) · v_i, so that nothing underflows before drifts
-are normalized. Drifts are sums of coefficients times differences of samples: distant clusters cost no digits.
+Affinities stay logarithms, and a drift is V_i = exp(log_factor_i) · v_i, so that nothing underflows before
+drifts are normalized. Drifts are sums of coefficients times differences of samples: distant clusters cost no
+digits.
 """
 
 from typing import NamedTuple
@@ -17,8 +18,9 @@ KERNELS = {
 
 
 class Drift(NamedTuple):
-    """V_i = exp(log_factor_i) · values_i. ``terms`` are Σ_j |C_ij| ‖y_j − x_i‖, by which rounding errors of V_i
-    scale, in the same unit."""
+    """V_i = exp(log_factor_i) · values_i. Rounding errors of V_i scale with ``terms``, which have the same
+    factor: Σ_j |C_ij| ‖y_j − x_i‖.
+    """
 
     values: np.ndarray  # [..., N, D]
     terms: np.ndarray  # [..., N]
@@ -60,8 +62,10 @@ def subtract(logits, sums):
 
 
 def coefficients(logits, weight, negatives, normalization="both", multiplicity=False, factors=(1.0, 1.0)):
-    """C with V_i = exp(log_factor_i) Σ_j C_ij (y_j − x_i), and log_factor, from log k ``[N, T]`` of the negatives,
-    then the positives. With ``multiplicity`` a weight counts copies: it also multiplies terms of sums over y."""
+    """C with V_i = exp(log_factor_i) Σ_j C_ij (y_j − x_i), and log_factor, from log k ``[N, T]`` of the
+    negatives, then the positives. With ``multiplicity`` a weight counts copies: it also multiplies terms of
+    sums over y.
+    """
     with np.errstate(divide="ignore"):
         log_weight = np.log(weight)
     rows = subtract(logits, log_sum(logits + log_weight if multiplicity else logits, 1))
@@ -90,8 +94,8 @@ def move(c, x, y, log_factor):
 
 def log_field(x, pos, neg=None, *, temperature, normalization="both", kernel="laplace", attraction=1.0,
               repulsion=1.0, wp=None, wn=None, multiplicity=False, own=None):  # fmt: skip
-    """Algorithm 2 for one problem, weights after normalization. A sample and itself are no pair: the paper adds
-    10⁶ to the distance. ``own``: the first negatives are x; by default if there are no others.
+    """Algorithm 2 for one problem, weights after normalization. A sample and itself are no pair (the paper
+    adds 10⁶ to the distance). ``own``: the first negatives are x; by default if there are no others.
     """
     x, pos = np.asarray(x, np.float64), np.asarray(pos, np.float64)
     own = neg is None if own is None else own
@@ -194,9 +198,10 @@ def paper(gen, pos, neg, temperatures, wg, wn, wp, kernel="laplace", normalizati
     for t in temperatures:
         parts = [
             log_field(
-                g / s, p / s, np.concatenate([g, u]) / s, own=True, kernel=kernel, normalization=normalization,
-                temperature=t * (np.sqrt(width) if normalize_features else 1.0), wp=c,
-                wn=np.concatenate([a, b]), multiplicity=multiplicity, attraction=attraction, repulsion=repulsion,
+                g / s, p / s, np.concatenate([g, u]) / s, own=True, kernel=kernel,
+                temperature=t * (np.sqrt(width) if normalize_features else 1.0), normalization=normalization,
+                wp=c, wn=np.concatenate([a, b]), multiplicity=multiplicity, attraction=attraction,
+                repulsion=repulsion,
             )
             for g, p, u, a, b, c in zip(gen, pos, neg, wg, wn, wp, strict=True)
         ]  # fmt: skip
