@@ -180,6 +180,36 @@ def test_far_outlier(normalization, outlier):
     assert got[outlier].isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("gap", [1e3, 1e5, 1e7])
+def test_distant_clusters(gap, dtype):
+    """One origin for all samples would cost the other cluster gap · 2⁻²⁴ of its spread."""
+    x, pos = samples(20, 5).to(dtype), samples(16, 5, seed=1).to(dtype)
+    x[10:] += gap
+    pos[8:] += gap
+    got, want = dg.drift_field(x, pos, temperature=1.0), twin.field(x, pos, temperature=1.0)
+    error = np.linalg.norm(got.numpy() - want, axis=1) / np.linalg.norm(want, axis=1)
+    assert error.max() <= 1e-6
+
+
+def test_low_temperatures():
+    """At logits near 1e5, a relative error of 6e-8 of a distance is an error of 6e-3 of an affinity."""
+    x, pos, neg = samples(5, 3), samples(4, 3, seed=1), samples(4, 3, seed=2)
+    pos[:] = neg + 1e-5 * samples(4, 3, seed=3)  # equally near, so that V does not underflow
+    got, want = (field(x, pos, neg, temperature=1e-5) for field in (dg.drift_field, twin.field))
+    assert np.abs(want).max() > 1e-10
+    close(got, want, 1e-5)
+
+
+def test_a_field_beyond_float32_is_an_error():
+    x, pos = samples(6, 3).double(), samples(5, 3, seed=1).double()
+    for field in (dg.drift_field, dg.mmd_field):
+        assert field(x * 1e30, pos * 1e30, temperature=1e30).isfinite().all()
+    with pytest.raises(dg.InputError, match="the field exceeds the range of float32") as error:
+        dg.drift_field(x * 1e300, pos * 1e300, temperature=1e30, negatives=pos * 1e300)
+    assert "\n" not in str(error.value)
+
+
 def test_denormals_keep_their_distances():
     x = samples(6, 3).double()
     got = pairwise_distance((x * 1e-40).float(), (x * 1e-40).float()).double() * 1e40
