@@ -6,6 +6,7 @@ import torch
 import driftgen as dg
 from driftgen.ops.launch import Launch
 from tests.support.accuracy import error
+from tests.support.interpreter import _kernels_at_all_temperatures  # noqa: F401
 from tests.support.kernel_losses import ALLOWED, KINDS, run, samples
 
 pytestmark = pytest.mark.cuda
