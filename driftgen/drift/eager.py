@@ -32,6 +32,7 @@ from driftgen.drift.statistics import (
     loss_terms,
     mean_distance,
     pair_factor,
+    power_of_two,
     scale_units,
 )
 
@@ -68,6 +69,7 @@ class _Drifts(NamedTuple):
 
 class _ScaleBuffers(NamedTuple):
     units: Units
+    least: torch.dtype  # of drifts
     distances: dict[_Work, _Distances]
 
 
@@ -127,10 +129,10 @@ class EagerEngine:
         distance_sums, pair_sums, groups = sums.unbind(1)
         for work in self.work:
             current = self._distances(work)
-            per_sample = current.distance.sum(-2)
+            per_sample = current.distance.sum(-2).to(self.exact)
             if weight is not None:
                 per_sample *= weight[work.chunk.g0 : work.chunk.g1, None]
-            distance_sums.index_add_(0, work.feature, per_sample.sum(-1).to(self.exact).sum(0))
+            distance_sums.index_add_(0, work.feature, per_sample.sum(-1).sum(0))
             if work.keep:
                 distances[work] = current
             del current
@@ -141,7 +143,18 @@ class EagerEngine:
         scale, given = mean_distance(sums), self.call.statistics
         units = scale_units(self.settings, scale, self.widths, given)
         all_groups = groups[0] if given is None else given.groups
-        return ScalePass(scale.float(), all_groups, _ScaleBuffers(units, distances))
+        buffers = _ScaleBuffers(units, self._drift_dtype(scale, units), distances)
+        return ScalePass(scale.float(), all_groups, buffers)
+
+    def _drift_dtype(self, scale: Tensor, units: Units) -> torch.dtype:
+        """Return float64 if drifts, or their squares, would leave the range of float32 or if the bound of
+        distances hides from ``needs_float64`` how close samples are, else float32.
+        """
+        if self.device.type != "cpu":
+            return torch.float32
+        spread = scale / units.distance
+        ordinary = (spread > 1e-10) & (spread < 1e10) & (scale >= 100 * self.settings.guards.min_distance)
+        return torch.float32 if ordinary.all() else self.exact
 
     def measure_drift(self, scale: ScalePass) -> DriftPass:
         """Measure E[⟨V_τ, V_τ'⟩ / D] of each feature and pair of temperatures."""
@@ -150,7 +163,7 @@ class EagerEngine:
         r = len(self.settings.temperatures)
         total = Products(self.vectors.new_zeros(len(self.vectors), r, r))
         for work in self.work:
-            current = self._drifts(work, buffers.units, buffers.distances)
+            current = self._drifts(work, buffers)
             product = _products(self._squarable(current.values)).to(self.exact)
             if current.log_factor is not None:
                 log_factor = current.log_factor.to(self.exact)
@@ -179,8 +192,8 @@ class EagerEngine:
 
     def combine(self, scale: ScalePass, drift: DriftPass) -> Combined:
         """Compute Ṽ = Σ_τ V_τ / λ_τ: the loss, ‖Ṽ‖² of each group, and the gradient."""
-        units: Units = scale.buffers.units
         buffers: _DriftBuffers = drift.buffers
+        units: Units = scale.buffers.units
         terms = loss_terms(
             self.settings, buffers.norms, units.coordinate, self.n, self.vectors, self.widths, scale.groups
         )
@@ -189,10 +202,11 @@ class EagerEngine:
         if self.call.needs_gradient:
             gradients = [self._empty_gradient(bucket, terms) for bucket in self.call.buckets]
         for work in self.work:
-            combined = self._combined(work, units, buffers)
+            size = terms.drift_size[work.feature]
+            combined = self._combined(work, size, scale.buffers, buffers)
             c = work.chunk
-            squares = self._squarable(combined).square().sum((-2, -1)).to(self.exact)
-            per_group[c.g0 : c.g1] += squares @ terms.share[work.feature]
+            squares = combined.square().sum((-2, -1)).to(self.exact)
+            per_group[c.g0 : c.g1] += squares @ (terms.share[work.feature] * size.square())
             if gradients:
                 target, mantissa = gradients[work.bucket]
                 combined *= mantissa[c.v0 : c.v1, None, None]
@@ -218,16 +232,18 @@ class EagerEngine:
         return peak, max(n * t + t * width, r * n * width)
 
     def _empty_gradient(self, bucket: Bucket, terms: LossTerms) -> tuple[_BucketGradient, Tensor]:
-        """The gradient of a bucket with ``drift`` unwritten, and the factor ``[vectors]`` from Ṽ to it."""
+        """The gradient of a bucket with ``drift`` unwritten, and the factor ``[vectors]`` from Ṽ, in units of
+        its size, to that drift.
+        """
         dtype = functools.reduce(torch.promote_types, {t.dtype for t in bucket.generated})
         feature = bucket.feature_of_vector(self.device)
         size = terms.drift_size[feature]
         mantissa, exponent = torch.frexp(terms.gradient_factor[feature] * size)
-        exponent = exponent.clamp(max=100)  # gradients of denormal features would overflow float32
+        exponent = exponent.clamp(max=120)  # gradients of denormal features would overflow float32
         drift = torch.empty(bucket.shape, dtype=dtype, device=self.device)
-        power = torch.ldexp(torch.ones_like(size), exponent)
+        power = power_of_two(size, exponent)
         features = [(t.shape[2], t.dtype) for t in bucket.generated]
-        return _BucketGradient(drift, power.float(), features), (mantissa / size).float()
+        return _BucketGradient(drift, power.float(), features), mantissa.float()
 
     def _distances(self, work: _Work, least: torch.dtype = torch.float32) -> _Distances:
         y = self.call.buckets[work.bucket].samples(work.chunk)
@@ -237,23 +253,26 @@ class EagerEngine:
             distance.clamp_(min=self.settings.guards.min_distance)
         return _Distances(y, distance)
 
-    def _drifts(self, work: _Work, units: Units, kept: dict[_Work, _Distances]) -> _Drifts:
-        """V_τ of a chunk. Takes its distances out of ``kept`` and overwrites them, or recomputes them."""
-        s = self.settings
+    def _drifts(self, work: _Work, buffers: _ScaleBuffers) -> _Drifts:
+        """V_τ of a chunk. Takes its distances out of the buffers and overwrites them, or recomputes them."""
+        s, (units, least, kept) = self.settings, buffers
         y, distance = kept.pop(work) if work in kept else self._distances(work)
+        if least != torch.float32 and y.dtype != least:
+            y, distance = self._distances(work, least)
         row_sums, unit = distance.sum(-1), units.distance[work.feature, None].float()
         center = medoid(row_sums, y[:, :, : self.n])
         y = y - center
         # On a GPU, reading a value would synchronize.
         if y.dtype == torch.float32 and self.device.type == "cpu":
             mean_logits = s.kernel(row_sums / (unit * self.t), min(s.temperatures))
-            if needs_float64(distance, y[:, :, : self.n], self.negatives, mean_logits, own=True):
+            factors = s.attraction, s.repulsion
+            if needs_float64(distance, y[:, :, : self.n], self.negatives, mean_logits, factors, own=True):
                 y, distance = self._distances(work, torch.float64)
                 y = y - center
         y /= units.coordinate[work.feature, None, None].to(y.dtype)
         x = y[:, :, : self.n]
         distance = distance.div_(units.distance[work.feature, None, None].to(y.dtype))
-        distance.clamp_(max=farthest(min(s.temperatures)))
+        distance.clamp_(max=farthest(min(s.temperatures), distance.dtype))
         masked = math.isinf(s.guards.self_distance)
         if not masked:
             distance.diagonal(dim1=-2, dim2=-1).add_(s.guards.self_distance)
@@ -279,6 +298,7 @@ class EagerEngine:
             if log_factor is not None:
                 log_factors.append(log_factor)
         del logits, distance
+        coefficients[..., : self.n].diagonal(dim1=-2, dim2=-1).zero_()  # y_i − x_i is 0: only rounding errors
         values = displacement(coefficients, x, y)
         if not log_factors:
             return _Drifts(values, None)
@@ -287,13 +307,15 @@ class EagerEngine:
         values *= by_sample.sub_(largest).exp_()
         return _Drifts(values, largest[..., 0, 0])
 
-    def _combined(self, work: _Work, units: Units, buffers: _DriftBuffers) -> Tensor:
-        """Ṽ of a chunk, ``[g, v, N, D]``. Takes its drifts out of ``buffers``, or recomputes them."""
+    def _combined(self, work: _Work, size: Tensor, scale: _ScaleBuffers, buffers: _DriftBuffers) -> Tensor:
+        """Ṽ of a chunk, ``[g, v, N, D]``, in units of its ``size``, ``[v]``. Takes its drifts out of
+        ``buffers``, or recomputes them.
+        """
         if work in buffers.drifts:
             values, log_factor = buffers.drifts.pop(work)
         else:
-            values, log_factor = self._drifts(work, units, {})
-        factor = buffers.norms.inverse[work.feature]
+            values, log_factor = self._drifts(work, scale)
+        factor = buffers.norms.inverse[work.feature] / size[:, None]
         if log_factor is not None:
             log_unit = buffers.norms.log_unit
             assert log_unit is not None

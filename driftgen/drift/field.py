@@ -37,7 +37,7 @@ __all__ = [
 
 # Bounds of :func:`needs_float64`. Relative errors of float32 are about 6e-8 times these.
 MAX_OFFSET = 100.0
-MAX_LOGIT = 500.0
+MAX_LOGIT = 200.0
 
 
 def drift_field(
@@ -103,10 +103,12 @@ def drift_field(
         center = medoid(row_sums, x)
         if x.dtype == torch.float32 and x.device.type == "cpu":
             mean_logits = log_kernel((row_sums / y.shape[-2]).clamp(max=farthest(temperature)), temperature)
-            if needs_float64(distance, x - center, negatives.shape[-2], mean_logits, own=self_mask):
+            m, factors = negatives.shape[-2], (attraction, repulsion)
+            overflows = bool((row_sums > 1e38).any())
+            if overflows or needs_float64(distance, x - center, m, mean_logits, factors, own=self_mask):
                 x, y = x.double(), y.double()
                 distance = pairwise_distance(x, y)
-        logits = log_kernel(distance.clamp(max=farthest(temperature)), temperature)
+        logits = log_kernel(distance.clamp(max=farthest(temperature, x.dtype)), temperature)
         if self_mask:
             logits.diagonal(dim1=-2, dim2=-1).fill_(MASKED)
         coefficients, log_factor = drift_coefficients(
@@ -150,7 +152,8 @@ def mmd_field(
         distance = pairwise_distance(x, y)
         m, p = negatives.shape[-2], positives.shape[-2]
         share = torch.cat([x.new_full((m,), -1 / m), x.new_full((p,), 1 / p)])
-        weight = get_kernel(kernel)(distance.clamp(max=farthest(temperature)), temperature).exp() * share
+        logits = get_kernel(kernel)(distance.clamp(max=farthest(temperature, x.dtype)), temperature)
+        weight = logits.exp() * share
         # ∂ξ/∂x = ξ (y − x)/(u τ), u = τ (Gaussian) or ‖y − x‖ (Laplace, with no force at its kink). Uses
         # differences, a few x at a time: for close points 1/‖y − x‖ would amplify cancellation errors.
         unit = (
@@ -196,24 +199,33 @@ def medoid(row_sums: Tensor, x: Tensor) -> Tensor:
 
 
 def needs_float64(
-    distance: Tensor, offset: Tensor, negatives: int, mean_logits: Tensor, *, own: bool
+    distance: Tensor,
+    offset: Tensor,
+    negatives: int,
+    mean_logits: Tensor,
+    factors: tuple[float, float],
+    *,
+    own: bool,
 ) -> bool:
     """Return True if drifts computed in float32 from these samples would be off by about 1e-5 or more.
 
-    Rounding errors of Σ_j C_ij y_j scale with ``offset``, x_i relative to the origin. V_i scales with at
-    least half the distance to the nearest positive or negative, whichever is larger. If x are the first
-    negatives (``own``), a sample is not its own nearest. Errors of affinities scale with logits, of which
-    ``mean_logits`` are those at the mean distance of each x_i.
+    Rounding errors of Σ_j C_ij y_j scale with ``offset``, x_i relative to the origin. The terms of V_i scale
+    with at least the mean of the distances to the nearest positive and negative, weighted by ``factors``. If
+    x are the first negatives (``own``), a sample is not its own nearest. Errors of affinities scale with
+    logits, of which ``mean_logits`` are those at the mean distance of each x_i.
     """
     if own:
         diagonal = distance.diagonal(dim1=-2, dim2=-1)
         self_distance = diagonal.clone()
         diagonal.fill_(math.inf)
-    near = torch.maximum(distance[..., :negatives].amin(-1), distance[..., negatives:].amin(-1))
+    near = torch.zeros_like(offset[..., 0])
+    for part, factor in zip((distance[..., negatives:], distance[..., :negatives]), factors, strict=True):
+        if factor != 0:
+            near += part.amin(-1) * abs(factor) / sum(map(abs, factors))
     if own:
         diagonal.copy_(self_distance)
     far = torch.linalg.vector_norm(offset, math.inf, dim=-1) * math.sqrt(offset.shape[-1])
-    return bool((far > MAX_OFFSET * near).any() or (mean_logits < -MAX_LOGIT).any())
+    return bool((far >= MAX_OFFSET * near).any() or (mean_logits < -MAX_LOGIT).any())
 
 
 def exact_dtype(device: torch.device) -> torch.dtype:

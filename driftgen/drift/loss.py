@@ -213,6 +213,8 @@ class DriftingLoss(nn.Module):
                 self._warn_once(fallback_reason, first.device)
             (scale, all_groups, _), (drift, _), combined = run_passes(engine, check_scale)
             loss, per_group = _AttachGradient.apply(combined, all_groups, *tensors)  # type: ignore[no-untyped-call]
+            if first.device.type == "cpu" and not (loss.isfinite() and per_group.isfinite().all()):
+                raise NotFiniteError("the loss overflows float32: rescale the samples or normalize drifts")
         if isinstance(generated, Tensor):
             return LossOutput(loss, per_group, drift[0], scale[0])
         return LossOutput(

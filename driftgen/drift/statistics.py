@@ -22,6 +22,7 @@ __all__ = [
     "loss_terms",
     "mean_distance",
     "pair_factor",
+    "power_of_two",
     "scale_units",
 ]
 
@@ -113,10 +114,15 @@ def loss_terms(
     The products of all pairs of temperatures give the loss of the whole batch without a third collective.
     """
     factor = vectors if settings.sum_vectors else torch.ones_like(vectors)
-    per_feature = torch.einsum("frs,fr,fs->f", norms.products, norms.inverse, norms.inverse)
+    per_feature = torch.einsum("frs,fr,fs->f", norms.products, norms.inverse, norms.inverse).clamp(min=0)
     share = factor / (vectors * samples * widths)
-    drift_size = torch.ldexp(torch.ones_like(per_feature), torch.frexp(per_feature.sqrt()).exponent)
+    drift_size = power_of_two(per_feature, torch.frexp(per_feature.sqrt()).exponent)
     return LossTerms((per_feature * factor).sum(), share, -2 * share / (unit * groups), drift_size)
+
+
+def power_of_two(like: Tensor, exponent: Tensor) -> Tensor:
+    """2^exponent in the dtype of ``like``. ``torch.ldexp`` computes the power in float32."""
+    return torch.full_like(like, 2.0).pow(exponent)
 
 
 def _at_least(value: Tensor, least: float, instead: float = 1.0) -> Tensor:

@@ -19,7 +19,7 @@ KERNELS = {
 
 class Drift(NamedTuple):
     """V_i = exp(log_factor_i) · values_i. Rounding errors of V_i scale with ``terms``, which have the same
-    factor: Σ_j |C_ij| ‖y_j − x_i‖.
+    factor: Σ_j |C_ij| (‖y_j − x_i‖ + rounding · the largest distance).
     """
 
     values: np.ndarray  # [..., N, D]
@@ -37,6 +37,7 @@ class Loss(NamedTuple):
     drift: np.ndarray
     gradient: np.ndarray
     terms: np.ndarray
+    cancellation: float  # size of drifts relative to their terms, of the temperature where it is least
 
 
 def distances(x, y):
@@ -86,14 +87,15 @@ def coefficients(logits, weight, negatives, normalization="both", multiplicity=F
     return np.concatenate([-factors[1] * repelled * sums[1], factors[0] * attracted * sums[0]], 1), log_factor
 
 
-def move(c, x, y, log_factor):
+def move(c, x, y, log_factor, rounding):
     """Σ_j C_ij (y_j − x_i)."""
     values = np.stack([row @ (y - at) for row, at in zip(c, x, strict=True)])
-    return Drift(values, (np.abs(c) * distances(x, y)).sum(1), log_factor)
+    d = distances(x, y)
+    return Drift(values, (np.abs(c) * (d + rounding * d.max())).sum(1), log_factor)
 
 
 def log_field(x, pos, neg=None, *, temperature, normalization="both", kernel="laplace", attraction=1.0,
-              repulsion=1.0, wp=None, wn=None, multiplicity=False, own=None):  # fmt: skip
+              repulsion=1.0, wp=None, wn=None, multiplicity=False, own=None, rounding=1e-12):  # fmt: skip
     """Algorithm 2 for one problem, weights after normalization. A sample and itself are no pair (the paper
     adds 10⁶ to the distance). ``own``: the first negatives are x; by default if there are no others.
     """
@@ -109,7 +111,7 @@ def log_field(x, pos, neg=None, *, temperature, normalization="both", kernel="la
     c, log_factor = coefficients(
         logits, np.concatenate(weights), len(neg), normalization, multiplicity, factors
     )
-    return move(c, x, y, log_factor)
+    return move(c, x, y, log_factor, rounding)
 
 
 def field(x, pos, neg=None, **options):
@@ -140,13 +142,15 @@ def mmd(x, pos, temperature, kernel):
 
 def combine(drifts, scale, unit, min_drift=0.0, normalize_drift=True):
     """Results of a loss from the drifts ``[B, N, D]`` of each temperature in units of ``unit``."""
-    total, terms, squares = 0, 0, []
+    total, terms, squares, cancellation = 0, 0, [], 1.0
     for values, magnitudes, log_factor in drifts:
         most = np.max(log_factor)
         factor = np.exp(log_factor - most) if np.isfinite(most) else np.zeros_like(log_factor)
         most = most if np.isfinite(most) else 0.0
         values = values * factor[..., None]
-        mean = (values**2).mean()
+        mean, width = (values**2).mean(), values.shape[-1]
+        whole = np.sqrt(((magnitudes * factor) ** 2).mean())
+        cancellation = min(cancellation, np.sqrt(mean * width) / whole if whole > 0 else 0.0)
         with np.errstate(under="ignore"):
             squares.append(mean * np.exp(2 * most))
         size = np.sqrt(mean) if min_drift == 0 else np.sqrt(max(squares[-1], min_drift))
@@ -156,10 +160,11 @@ def combine(drifts, scale, unit, min_drift=0.0, normalize_drift=True):
     n, width = total.shape[1:]
     gradient = 2 / (n * width * unit)
     per_group = (total**2).mean((1, 2))
-    return Loss(per_group, scale, np.array(squares), -gradient * total, gradient * terms)
+    return Loss(per_group, scale, np.array(squares), -gradient * total, gradient * terms, cancellation)
 
 
-def release(gen, pos, neg, temperatures, wg, wn, wp, normalize_drift=True):
+def release(gen, pos, neg, temperatures, wg, wn, wp, normalize_drift=True, attraction=1.0, repulsion=1.0,
+            rounding=1e-12):  # fmt: skip
     """Arithmetic of the released code in float64 on [B, n, D] arrays."""
     gen, pos, neg = (np.asarray(a, np.float64) for a in (gen, pos, neg))
     y, w = np.concatenate([gen, neg, pos], 1), np.concatenate([wg, wn, wp], 1)
@@ -174,8 +179,9 @@ def release(gen, pos, neg, temperatures, wg, wn, wp, normalize_drift=True):
     for t in temperatures:
         a = np.sqrt(np.maximum(softmax(-dn / t, 2) * softmax(-dn / t, 1), 1e-6)) * w[:, None]
         a_neg, a_pos = a[:, :, :m], a[:, :, m:]
-        c = np.concatenate([-a_neg * a_pos.sum(2, keepdims=True), a_pos * a_neg.sum(2, keepdims=True)], 2)
-        parts = [move(*each, np.zeros(n)) for each in zip(c, gen / unit, y / unit, strict=True)]
+        push, pull = repulsion * a_pos.sum(2, keepdims=True), attraction * a_neg.sum(2, keepdims=True)
+        c = np.concatenate([-push * a_neg, pull * a_pos], 2)
+        parts = [move(*each, np.zeros(n), rounding) for each in zip(c, gen / unit, y / unit, strict=True)]
         drifts.append(Drift(*(np.stack(part) for part in zip(*parts, strict=True))))
     return combine(drifts, scale, unit, 1e-8, normalize_drift)
 
@@ -186,7 +192,7 @@ def release_loss(*arguments, **options):
 
 
 def paper(gen, pos, neg, temperatures, wg, wn, wp, kernel="laplace", normalization="both", multiplicity=True,
-          normalize_features=True, normalize_drift=True, attraction=1.0, repulsion=1.0):  # fmt: skip
+          normalize_features=True, normalize_drift=True, **options):  # fmt: skip
     """Algorithm 2 with S_j and lambda_j of the appendix, in float64 on [B, n, D] arrays."""
     gen, pos, neg = (np.asarray(a, np.float64) for a in (gen, pos, neg))
     n, width = gen.shape[1:]
@@ -200,8 +206,7 @@ def paper(gen, pos, neg, temperatures, wg, wn, wp, kernel="laplace", normalizati
             log_field(
                 g / s, p / s, np.concatenate([g, u]) / s, own=True, kernel=kernel,
                 temperature=t * (np.sqrt(width) if normalize_features else 1.0), normalization=normalization,
-                wp=c, wn=np.concatenate([a, b]), multiplicity=multiplicity, attraction=attraction,
-                repulsion=repulsion,
+                wp=c, wn=np.concatenate([a, b]), multiplicity=multiplicity, **options,
             )
             for g, p, u, a, b, c in zip(gen, pos, neg, wg, wn, wp, strict=True)
         ]  # fmt: skip
