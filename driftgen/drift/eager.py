@@ -266,7 +266,8 @@ class EagerEngine:
         if y.dtype == torch.float32 and self.device.type == "cpu":
             mean_logits = s.kernel(row_sums / (unit * self.t), min(s.temperatures))
             factors = s.attraction, s.repulsion
-            if needs_float64(distance, y[:, :, : self.n], self.negatives, mean_logits, factors, own=True):
+            offset = medoid(row_sums, distance)[:, :, 0, : self.n]  # the row of the medoid
+            if needs_float64(distance, offset, self.negatives, mean_logits, factors, own=True):
                 y, distance = self._distances(work, torch.float64)
                 y = y - center
         y /= units.coordinate[work.feature, None, None].to(y.dtype)
