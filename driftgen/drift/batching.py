@@ -63,11 +63,6 @@ class Bucket:
         return self.generated[0].device
 
     @property
-    def exact_dtype(self) -> torch.dtype:
-        """Dtype of sums over a whole batch: float64 if the device supports it."""
-        return torch.float32 if self.device.type == "mps" else torch.float64
-
-    @property
     def sets(self) -> list[list[Tensor]]:
         """y = generated, negatives (if any), positives."""
         return [self.generated, *([self.negatives] if self.negatives is not None else []), self.positives]
@@ -109,9 +104,8 @@ class Bucket:
                 yield Chunk(g, min(g + g_step, self.groups), v, min(v + v_step, vectors))
 
     def samples(self, chunk: Chunk) -> Tensor:
-        """y = [generated, negatives, positives] of the chunk, ``[g, v, T, D]``, at least float32."""
-        y = torch.cat([_slice(s, chunk).transpose(1, 2) for s in self.sets], dim=2)
-        return y.to(torch.promote_types(y.dtype, torch.float32))
+        """y = [generated, negatives, positives] of the chunk, ``[g, v, T, D]``."""
+        return torch.cat([_slice(s, chunk).transpose(1, 2) for s in self.sets], dim=2)
 
 
 def _slice(tensors: Sequence[Tensor], chunk: Chunk) -> Tensor:

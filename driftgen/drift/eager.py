@@ -12,17 +12,27 @@ import torch
 from torch import Tensor
 
 from driftgen.drift.batching import Bucket, Chunk, constant
-from driftgen.drift.field import displacement, drift_coefficients, medoid, pairwise_distance
+from driftgen.drift.field import (
+    displacement,
+    drift_coefficients,
+    exact_dtype,
+    medoid,
+    needs_float64,
+    pairwise_distance,
+)
 from driftgen.drift.interfaces import Combined, DriftPass, LossCall, ScalePass
 from driftgen.drift.kernels import farthest
-from driftgen.drift.normalization import MASKED
+from driftgen.drift.normalization import MASKED, MIN_LOG_SUM
 from driftgen.drift.statistics import (
     LossTerms,
     Norms,
+    Products,
     Units,
     drift_norms,
     loss_terms,
     mean_distance,
+    pair_factor,
+    power_of_two,
     scale_units,
 )
 
@@ -51,15 +61,15 @@ class _Distances(NamedTuple):
 
 
 class _Drifts(NamedTuple):
-    """V_τ in units of S, ``[g, v, R, N, D]``, times exp(``log_factor``), ``[g, v, R]``, if there is one."""
+    """V_τ in units of S: ``values``, ``[g, v, R, N, D]``, times exp(``log_factor``), ``[g, v, R]``."""
 
     values: Tensor
     log_factor: Tensor | None
 
 
 class _ScaleBuffers(NamedTuple):
-    units: Units  # float32
-    coordinate_unit: Tensor  # the same in float64
+    units: Units
+    least: torch.dtype  # of drifts
     distances: dict[_Work, _Distances]
 
 
@@ -104,7 +114,7 @@ class EagerEngine:
     def __init__(self, call: LossCall) -> None:
         self.call, self.settings = call, call.settings
         first = call.buckets[0]
-        self.device, self.exact = first.device, first.exact_dtype
+        self.device, self.exact = first.device, exact_dtype(first.device)
         self.groups, self.n = first.generated[0].shape[:2]
         self.t, self.negatives = first.total_samples, first.total_samples - first.positives[0].shape[1]
         shapes = {f: (v, b.width) for b in call.buckets for f, v in zip(b.features, b.vectors, strict=True)}
@@ -119,10 +129,10 @@ class EagerEngine:
         distance_sums, pair_sums, groups = sums.unbind(1)
         for work in self.work:
             current = self._distances(work)
-            per_sample = current.distance.sum(-2)
+            per_sample = current.distance.sum(-2).to(self.exact)
             if weight is not None:
                 per_sample *= weight[work.chunk.g0 : work.chunk.g1, None]
-            distance_sums.index_add_(0, work.feature, per_sample.sum(-1).to(self.exact).sum(0))
+            distance_sums.index_add_(0, work.feature, per_sample.sum(-1).sum(0))
             if work.keep:
                 distances[work] = current
             del current
@@ -133,46 +143,70 @@ class EagerEngine:
         scale, given = mean_distance(sums), self.call.statistics
         units = scale_units(self.settings, scale, self.widths, given)
         all_groups = groups[0] if given is None else given.groups
-        units32 = Units(units.distance.float(), units.coordinate.float())
-        return ScalePass(scale.float(), all_groups, _ScaleBuffers(units32, units.coordinate, distances))
+        buffers = _ScaleBuffers(units, self._drift_dtype(scale, units), distances)
+        return ScalePass(scale.float(), all_groups, buffers)
+
+    def _drift_dtype(self, scale: Tensor, units: Units) -> torch.dtype:
+        """Return float64 if drifts, or their squares, would leave the range of float32 or if the bound of
+        distances hides from ``needs_float64`` how close samples are, else float32.
+        """
+        if self.device.type != "cpu":
+            return torch.float32
+        spread = scale / units.distance
+        ordinary = (spread > 1e-10) & (spread < 1e10) & (scale >= 100 * self.settings.guards.min_distance)
+        return torch.float32 if ordinary.all() else self.exact
 
     def measure_drift(self, scale: ScalePass) -> DriftPass:
         """Measure E[⟨V_τ, V_τ'⟩ / D] of each feature and pair of temperatures."""
         buffers: _ScaleBuffers = scale.buffers
         drifts: dict[_Work, _Drifts] = {}
         r = len(self.settings.temperatures)
-        sums = self.vectors.new_zeros(len(self.vectors), r, r)
+        total = Products(self.vectors.new_zeros(len(self.vectors), r, r))
         for work in self.work:
-            current = self._drifts(work, buffers.units, buffers.distances)
+            current = self._drifts(work, buffers)
             product = _products(self._squarable(current.values)).to(self.exact)
             if current.log_factor is not None:
                 log_factor = current.log_factor.to(self.exact)
-                product *= (log_factor[..., :, None] + log_factor[..., None, :]).exp()
-            sums.index_add_(0, work.feature, product.sum(0))
+                total = _in_larger_units(total, work.feature, log_factor)
+                assert total.log_unit is not None
+                product *= pair_factor(log_factor - total.log_unit[work.feature])
+            total.sums.index_add_(0, work.feature, product.sum(0))
             if work.keep:
                 drifts[work] = current
             del current
-        self.call.all_reduce(sums)
+        total = self._over_processes(total)
         count = scale.groups * self.n * self.vectors * self.widths
-        norms = drift_norms(self.settings, sums, count, self.call.statistics)
+        norms = drift_norms(self.settings, total, count, self.call.statistics)
         return DriftPass(norms.drift.float(), _DriftBuffers(norms, drifts))
+
+    def _over_processes(self, products: Products) -> Products:
+        """Add up the products of all processes, each in its own units. Second collective."""
+        sums, log_unit = products
+        if log_unit is None:
+            self.call.all_reduce(sums)
+            return products
+        gathered = self.call.gather(torch.cat([sums, log_unit[..., None]], dim=-1))
+        parts = Products(gathered[..., :-1], gathered[..., -1])
+        log_unit = gathered[..., -1].amax(0)
+        return Products(parts.shifted(log_unit).sum(0), log_unit)
 
     def combine(self, scale: ScalePass, drift: DriftPass) -> Combined:
         """Compute Ṽ = Σ_τ V_τ / λ_τ: the loss, ‖Ṽ‖² of each group, and the gradient."""
-        units, unit, _ = scale.buffers
         buffers: _DriftBuffers = drift.buffers
+        units: Units = scale.buffers.units
         terms = loss_terms(
-            self.settings, buffers.norms, unit, self.n, self.vectors, self.widths, scale.groups
+            self.settings, buffers.norms, units.coordinate, self.n, self.vectors, self.widths, scale.groups
         )
         per_group = self.vectors.new_zeros(self.groups)
         gradients = []
         if self.call.needs_gradient:
             gradients = [self._empty_gradient(bucket, terms) for bucket in self.call.buckets]
         for work in self.work:
-            combined = self._combined(work, units, buffers)
+            size = terms.drift_size[work.feature]
+            combined = self._combined(work, size, scale.buffers, buffers)
             c = work.chunk
-            squares = self._squarable(combined).square().sum((-2, -1)).to(self.exact)
-            per_group[c.g0 : c.g1] += squares @ terms.share[work.feature]
+            squares = combined.square().sum((-2, -1)).to(self.exact)
+            per_group[c.g0 : c.g1] += squares @ (terms.share[work.feature] * size.square())
             if gradients:
                 target, mantissa = gradients[work.bucket]
                 combined *= mantissa[c.v0 : c.v1, None, None]
@@ -198,33 +232,48 @@ class EagerEngine:
         return peak, max(n * t + t * width, r * n * width)
 
     def _empty_gradient(self, bucket: Bucket, terms: LossTerms) -> tuple[_BucketGradient, Tensor]:
-        """The gradient of a bucket with ``drift`` unwritten, and the factor ``[vectors]`` from Ṽ to it."""
+        """The gradient of a bucket with ``drift`` unwritten, and the factor ``[vectors]`` from Ṽ, in units of
+        its size, to that drift.
+        """
         dtype = functools.reduce(torch.promote_types, {t.dtype for t in bucket.generated})
         feature = bucket.feature_of_vector(self.device)
         size = terms.drift_size[feature]
         mantissa, exponent = torch.frexp(terms.gradient_factor[feature] * size)
-        exponent = exponent.clamp(max=100)  # gradients of denormal features would overflow float32
+        exponent = exponent.clamp(max=120)  # gradients of denormal features would overflow float32
         drift = torch.empty(bucket.shape, dtype=dtype, device=self.device)
-        power = torch.ldexp(torch.ones_like(size), exponent)
+        power = power_of_two(size, exponent)
         features = [(t.shape[2], t.dtype) for t in bucket.generated]
-        return _BucketGradient(drift, power.float(), features), (mantissa / size).float()
+        return _BucketGradient(drift, power.float(), features), mantissa.float()
 
-    def _distances(self, work: _Work) -> _Distances:
+    def _distances(self, work: _Work, least: torch.dtype = torch.float32) -> _Distances:
         y = self.call.buckets[work.bucket].samples(work.chunk)
+        y = y.to(torch.promote_types(y.dtype, least))
         distance = pairwise_distance(y[:, :, : self.n], y)
         if self.settings.guards.min_distance > 0:
             distance.clamp_(min=self.settings.guards.min_distance)
         return _Distances(y, distance)
 
-    def _drifts(self, work: _Work, units: Units, kept: dict[_Work, _Distances]) -> _Drifts:
-        """V_τ of a chunk. Takes its distances out of ``kept`` and overwrites them, or recomputes them."""
-        s = self.settings
+    def _drifts(self, work: _Work, buffers: _ScaleBuffers) -> _Drifts:
+        """V_τ of a chunk. Takes its distances out of the buffers and overwrites them, or recomputes them."""
+        s, (units, least, kept) = self.settings, buffers
         y, distance = kept.pop(work) if work in kept else self._distances(work)
-        center = medoid(distance, y[:, :, : self.n])
-        y = (y - center).float().div_(units.coordinate[work.feature, None, None])
+        if least != torch.float32 and y.dtype != least:
+            y, distance = self._distances(work, least)
+        row_sums, unit = distance.sum(-1), units.distance[work.feature, None].float()
+        center = medoid(row_sums, y[:, :, : self.n])
+        y = y - center
+        # On a GPU, reading a value would synchronize.
+        if y.dtype == torch.float32 and self.device.type == "cpu":
+            mean_logits = s.kernel(row_sums / (unit * self.t), min(s.temperatures))
+            factors = s.attraction, s.repulsion
+            offset = medoid(row_sums, distance)[:, :, 0, : self.n]  # the row of the medoid
+            if needs_float64(distance, offset, self.negatives, mean_logits, factors, own=True):
+                y, distance = self._distances(work, torch.float64)
+                y = y - center
+        y /= units.coordinate[work.feature, None, None].to(y.dtype)
         x = y[:, :, : self.n]
-        distance = distance.div_(units.distance[work.feature, None, None])
-        distance.clamp_(max=farthest(min(s.temperatures)))
+        distance = distance.div_(units.distance[work.feature, None, None].to(y.dtype))
+        distance.clamp_(max=farthest(min(s.temperatures), distance.dtype))
         masked = math.isinf(s.guards.self_distance)
         if not masked:
             distance.diagonal(dim1=-2, dim2=-1).add_(s.guards.self_distance)
@@ -248,21 +297,31 @@ class EagerEngine:
                 repulsion=s.repulsion,
             )
             if log_factor is not None:
-                log_factors.append(2 * log_factor[..., 0, 0])
+                log_factors.append(log_factor)
         del logits, distance
+        coefficients[..., : self.n].diagonal(dim1=-2, dim2=-1).zero_()  # y_i − x_i is 0: only rounding errors
         values = displacement(coefficients, x, y)
-        return _Drifts(values, torch.stack(log_factors, dim=-1) if log_factors else None)
+        if not log_factors:
+            return _Drifts(values, None)
+        by_sample = torch.stack(log_factors, dim=2)
+        largest = by_sample.amax(dim=-2, keepdim=True)
+        values *= by_sample.sub_(largest).exp_()
+        return _Drifts(values, largest[..., 0, 0])
 
-    def _combined(self, work: _Work, units: Units, buffers: _DriftBuffers) -> Tensor:
-        """Ṽ of a chunk, ``[g, v, N, D]``. Takes its drifts out of ``buffers``, or recomputes them."""
+    def _combined(self, work: _Work, size: Tensor, scale: _ScaleBuffers, buffers: _DriftBuffers) -> Tensor:
+        """Ṽ of a chunk, ``[g, v, N, D]``, in units of its ``size``, ``[v]``. Takes its drifts out of
+        ``buffers``, or recomputes them.
+        """
         if work in buffers.drifts:
             values, log_factor = buffers.drifts.pop(work)
         else:
-            values, log_factor = self._drifts(work, units, {})
-        factor = buffers.norms.inverse[work.feature]
+            values, log_factor = self._drifts(work, scale)
+        factor = buffers.norms.inverse[work.feature] / size[:, None]
         if log_factor is not None:
-            factor = factor * log_factor.to(self.exact).exp()
-        factor = factor.float()[..., None, None]
+            log_unit = buffers.norms.log_unit
+            assert log_unit is not None
+            factor = factor * (log_factor.to(self.exact) - log_unit[work.feature]).exp()
+        factor = factor.to(values.dtype)[..., None, None]
         combined = values[:, :, 0] * factor[..., 0, :, :]
         for r in range(1, values.shape[2]):
             combined.addcmul_(values[:, :, r], factor[..., r, :, :])
@@ -271,6 +330,16 @@ class EagerEngine:
     def _squarable(self, drift: Tensor) -> Tensor:
         # In units of S, drifts are of order 1. In the units of the data, their squares may overflow float32.
         return drift if self.settings.normalize_features else drift.to(self.exact)
+
+
+def _in_larger_units(products: Products, feature: Tensor, log_factor: Tensor) -> Products:
+    """Raise the units of V_τ to the largest factors of the problems, ``[g, v, R]``, of these features."""
+    sums, log_unit = products
+    if log_unit is None:
+        log_unit = torch.full_like(sums[..., 0], MIN_LOG_SUM)
+    largest = log_factor.amax(0)
+    raised = log_unit.scatter_reduce(0, feature[:, None].expand_as(largest), largest, "amax")
+    return Products(Products(sums, log_unit).shifted(raised), raised)
 
 
 def _products(drifts: Tensor) -> Tensor:

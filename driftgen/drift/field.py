@@ -1,23 +1,49 @@
 """The drifting field V: pure functions on tensors, no modules, no state.
 
-Everything is computed in float32 without gradient. Differences between samples are taken in the dtype of the
-input if it is wider, so that a common offset costs no digits.
+Results are float32, without gradient. Samples may form distant clusters, and logits may be large: if float32
+would lose digits (:func:`needs_float64`), or if the samples are float64, everything is computed in float64.
 """
 
 from __future__ import annotations
 
 import math
-from numbers import Real
 
 import torch
 from torch import Tensor
 
+from driftgen.drift.arguments import (
+    check_agreement,
+    check_factor,
+    check_samples,
+    check_switch,
+    check_temperature,
+    check_weight,
+)
 from driftgen.drift.kernels import Kernel, farthest, get_kernel
-from driftgen.drift.normalization import MASKED, Affinity, Normalization, get_normalization
+from driftgen.drift.normalization import (
+    MASKED,
+    MIN_LOG_SUM,
+    LogAffinity,
+    Normalization,
+    floored_both,
+    get_normalization,
+)
 from driftgen.errors import InputError
-from driftgen.support.dense_tensors import check_dense
 
-__all__ = ["displacement", "drift_coefficients", "drift_field", "medoid", "mmd_field", "pairwise_distance"]
+__all__ = [
+    "displacement",
+    "drift_coefficients",
+    "drift_field",
+    "exact_dtype",
+    "medoid",
+    "mmd_field",
+    "needs_float64",
+    "pairwise_distance",
+]
+
+# Bounds of :func:`needs_float64`. Relative errors of float32 are about 6e-8 times these.
+MAX_OFFSET = 300.0
+MAX_LOGIT = 200.0
 
 
 def drift_field(
@@ -61,12 +87,12 @@ def drift_field(
     """
     if self_mask is None:
         self_mask = negatives is None or negatives is x
-    check_temperature("temperature", temperature)
-    check_factor("attraction", attraction)
-    check_factor("repulsion", repulsion)
+    check_switch("self_mask", self_mask)
+    temperature = check_temperature("temperature", temperature)
+    attraction, repulsion = check_factor("attraction", attraction), check_factor("repulsion", repulsion)
     x, positives = check_samples("x", x), check_samples("positives", positives)
     negatives = x if negatives is None else check_samples("negatives", negatives)
-    _check_agreement(x, positives, negatives)
+    check_agreement(x, positives, negatives)
     if self_mask and negatives.shape[-2] < x.shape[-2]:
         raise InputError(
             f"self_mask=True needs x as the first {x.shape[-2]} negatives, "
@@ -75,9 +101,22 @@ def drift_field(
     log_kernel, normalize = get_kernel(kernel), get_normalization(normalization)
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         x, y = _side_by_side(x, negatives, positives)
+        if x.device.type == "cuda":  # where reading the result of a test would synchronize
+            x, y = x.double(), y.double()
         weight = _join_weights(y, negatives.shape[-2], negative_weight, positive_weight)
         distance = pairwise_distance(x, y)
-        logits = log_kernel(distance.clamp(max=farthest(temperature)), temperature)
+        row_sums = distance.sum(-1)
+        center = medoid(row_sums, x)
+        if x.dtype == torch.float32 and x.device.type == "cpu":
+            mean_logits = log_kernel((row_sums / y.shape[-2]).clamp(max=farthest(temperature)), temperature)
+            m, factors = negatives.shape[-2], (attraction, repulsion)
+            overflows = bool((row_sums > 1e38).any())
+            # A Euclidean norm might overflow or underflow.
+            offset = (x - center).abs().amax(-1) * math.sqrt(x.shape[-1])
+            if overflows or needs_float64(distance, offset, m, mean_logits, factors, own=self_mask):
+                x, y = x.double(), y.double()
+                distance = pairwise_distance(x, y)
+        logits = log_kernel(distance.clamp(max=farthest(temperature, x.dtype)), temperature)
         if self_mask:
             logits.diagonal(dim1=-2, dim2=-1).fill_(MASKED)
         coefficients, log_factor = drift_coefficients(
@@ -88,9 +127,11 @@ def drift_field(
             attraction=attraction,
             repulsion=repulsion,
         )
-        center = medoid(distance, x)
-        drift = displacement(coefficients, (x - center).float(), (y - center).float())
-        return drift if log_factor is None else drift * (2 * log_factor).exp()
+        drift = displacement(coefficients, x - center, y - center)
+        if log_factor is None:
+            return _as_float32(drift)
+        exact = exact_dtype(x.device)
+        return _as_float32(drift.to(exact) * log_factor.to(exact).exp())
 
 
 def mmd_field(
@@ -108,18 +149,19 @@ def mmd_field(
     mean ξ(x, x') − 2 mean ξ(x, y) + const this is −N/2 times the gradient. ``negatives=None`` means x itself:
     the mean runs over all N samples, and a sample exerts no force on itself.
     """
-    check_temperature("temperature", temperature)
+    temperature = check_temperature("temperature", temperature)
     x, positives = check_samples("x", x), check_samples("positives", positives)
     negatives = x if negatives is None else check_samples("negatives", negatives)
-    _check_agreement(x, positives, negatives)
-    if kernel not in ("gaussian", "laplace"):
+    check_agreement(x, positives, negatives)
+    if not isinstance(kernel, str) or kernel not in ("gaussian", "laplace"):
         raise InputError(f"kernel={kernel!r} has no MMD field: use 'gaussian' or 'laplace'")
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-        x, y = _side_by_side(x, negatives, positives)
+        x, y = (t.to(exact_dtype(t.device)) for t in _side_by_side(x, negatives, positives))
         distance = pairwise_distance(x, y)
         m, p = negatives.shape[-2], positives.shape[-2]
-        share = torch.cat([x.new_full((m,), -1 / m), x.new_full((p,), 1 / p)]).float()
-        weight = get_kernel(kernel)(distance.clamp(max=farthest(temperature)), temperature).exp() * share
+        share = torch.cat([x.new_full((m,), -1 / m), x.new_full((p,), 1 / p)])
+        logits = get_kernel(kernel)(distance.clamp(max=farthest(temperature, x.dtype)), temperature)
+        weight = logits.exp() * share
         # ∂ξ/∂x = ξ (y − x)/(u τ), u = τ (Gaussian) or ‖y − x‖ (Laplace, with no force at its kink). Uses
         # differences, a few x at a time: for close points 1/‖y − x‖ would amplify cancellation errors.
         unit = (
@@ -127,16 +169,16 @@ def mmd_field(
             if kernel == "laplace"
             else torch.full_like(distance, temperature)
         )
-        out = torch.empty(x.shape, device=x.device)
+        out = torch.empty_like(x)
         rows = max(1, 2**24 // y.numel())
         for part in (slice(i, i + rows) for i in range(0, x.shape[-2], rows)):
-            gap = (y[..., None, :, :] - x[..., part, None, :]).float().div_(unit[..., part, :, None])
+            gap = (y[..., None, :, :] - x[..., part, None, :]).div_(unit[..., part, :, None])
             out[..., part, :] = (weight[..., part, None, :] @ gap).squeeze(-2) / temperature
-        return out
+        return _as_float32(out)
 
 
 def pairwise_distance(x: Tensor, y: Tensor) -> Tensor:
-    """Pairwise distances ‖x_i − y_j‖ in float32, ``[..., N, D]`` and ``[..., T, D]`` to ``[..., N, T]``.
+    """Pairwise distances ‖x_i − y_j‖, ``[..., N, D]`` and ``[..., T, D]`` to ``[..., N, T]``, in their dtype.
 
     |x|² + |y|² − 2xy in float32 would cancel if the mean is large relative to the spread. On a CPU, distances
     come from differences, scaled by a power of two so that squares neither underflow nor overflow. On an
@@ -144,23 +186,55 @@ def pairwise_distance(x: Tensor, y: Tensor) -> Tensor:
     to a median of samples: identical points have distance 0, and an outlier does not affect the others.
     """
     if x.device.type == "cuda":
-        origin = _median_of_three(y).double()
+        dtype, origin = x.dtype, _median_of_three(y).double()
         x, y = x - origin, y - origin
         square_x, square_y = (torch.linalg.vector_norm(t, dim=-1).square() for t in (x, y))
         squares = (x @ y.mT).mul_(-2).add_(square_x[..., :, None]).add_(square_y[..., None, :])
-        return squares.clamp_(min=0).sqrt_().float()
+        return squares.clamp_(min=0).sqrt_().to(dtype)
     size = torch.maximum(_max_abs(x), _max_abs(y))
-    unit = torch.ldexp(torch.ones_like(size), torch.frexp(size).exponent.clamp(-126, 126))
-    distance = torch.cdist(x / unit, y / unit, compute_mode="donot_use_mm_for_euclid_dist")
-    return (distance * unit).float()
+    largest = 126 if x.dtype == torch.float32 else 1022
+    # torch.ldexp would compute the power in float32.
+    unit = torch.full_like(size, 2.0).pow(torch.frexp(size).exponent.clamp(-largest, largest))
+    return torch.cdist(x / unit, y / unit, compute_mode="donot_use_mm_for_euclid_dist").mul_(unit)
 
 
-def medoid(distance: Tensor, x: Tensor) -> Tensor:
-    """Return the x with the smallest summed distance to all y, ``[..., 1, D]``: an origin that is robust to
-    outliers.
+def medoid(row_sums: Tensor, x: Tensor) -> Tensor:
+    """Return the x with the smallest sum of distances to all y, ``[..., 1, D]``: an origin that is robust to
+    outliers. ``x`` may also be any other rows, one for each sample.
     """
-    index = distance.sum(dim=-1).argmin(dim=-1)[..., None, None]
+    index = row_sums.argmin(dim=-1)[..., None, None]
     return x.gather(-2, index.expand(*index.shape[:-1], x.shape[-1]))
+
+
+def needs_float64(
+    distance: Tensor, offset: Tensor, negatives: int, mean_logits: Tensor, factors: tuple[float, float], *,
+    own: bool,
+) -> bool:  # fmt: skip
+    """Return True if drifts computed in float32 from these samples would be off by about 1e-5 or more.
+
+    Rounding errors of Σ_j C_ij y_j scale with ``offset``, the distance of x_i from the origin. The terms of
+    V_i scale with at least the mean of the distances to the nearest positive and negative, weighted by
+    ``factors``. If x are the first negatives (``own``), a sample is not its own nearest. Errors of affinities
+    scale with logits, of which ``mean_logits`` are those at the mean distance of each x_i.
+    """
+    if own:
+        diagonal = distance.diagonal(dim1=-2, dim2=-1)
+        self_distance = diagonal.clone()
+        diagonal.fill_(math.inf)
+    near = distance.amin(-1)
+    if (offset >= MAX_OFFSET * near).any():  # seldom, and the two sets take three times as long
+        near = torch.zeros_like(offset)
+        for part, factor in zip((distance[..., negatives:], distance[..., :negatives]), factors, strict=True):
+            if factor != 0:
+                near += part.amin(-1) * abs(factor) / sum(map(abs, factors))
+    if own:
+        diagonal.copy_(self_distance)
+    return bool((offset >= MAX_OFFSET * near).any() or (mean_logits < -MAX_LOGIT).any())
+
+
+def exact_dtype(device: torch.device) -> torch.dtype:
+    """Return float64 if the device supports it, else float32."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def drift_coefficients(
@@ -174,26 +248,43 @@ def drift_coefficients(
     attraction: float = 1.0,
     repulsion: float = 1.0,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return C with V_i = Σ_j C_ij (y_j − x_i): −W⁻ in the first ``negatives`` columns, W⁺ in the others
-    (Algorithm 2).
+    """Return C with V_i = exp(log_factor_i) Σ_j C_ij (y_j − x_i): −W⁻ in the first ``negatives`` columns, W⁺
+    in the others (Algorithm 2).
 
     ``weight`` ``[..., 1, T]`` multiplies the affinities after normalization. With ``weighted_softmax`` it
     also multiplies the terms of sums over y, so that weight 2 equals two copies. ``floor`` bounds the
-    affinities from below (1e-3 in the released code). The second result is ``Affinity.log_factor``, which V
-    contains twice, because it is quadratic in A.
+    affinities of both-axis normalization from below (1e-3 in the released code).
+
+    The second result is ``log_factor`` ``[..., N, 1]``: for each x_i, the logarithm of the largest A⁻ times
+    the largest A⁺, which every W contains. It is None if a floor or a user's normalization gives A itself.
     """
-    log_weight = weight.log() if weight is not None and weighted_softmax else None
-    normalized = normalization(logits, log_weight)
-    affinity, log_factor = normalized if isinstance(normalized, Affinity) else (normalized, None)
+    log_weight = weight.log() if weight is not None and floor == 0 else None
+    normalized: LogAffinity | Tensor
     if floor > 0:
-        affinity = affinity.clamp(min=floor)
-    if weight is not None:
-        affinity = affinity * weight
+        normalized = floored_both(logits, floor)
+    else:
+        normalized = normalization(logits, log_weight if weighted_softmax else None)
+    log_factor = None
+    if isinstance(normalized, LogAffinity):
+        affinity = normalized.values if log_weight is None else normalized.values + log_weight
+        log_factor = _exp_of_sets(affinity[..., :negatives], affinity[..., negatives:])
+    else:
+        affinity = normalized if weight is None else normalized * weight
     repelled, attracted = affinity[..., :negatives], affinity[..., negatives:]
     sum_negative, sum_positive = repelled.sum(-1, keepdim=True), attracted.sum(-1, keepdim=True)
     repelled *= -repulsion * sum_positive
     attracted *= attraction * sum_negative
     return affinity, log_factor
+
+
+def _exp_of_sets(repelled: Tensor, attracted: Tensor) -> Tensor:
+    """Turn log A⁻ and log A⁺ into A, in place, each divided by the largest of its row. Return the logarithm
+    of the product of both divisors, or MIN_LOG_SUM if a set has no pairs.
+    """
+    largest = [part.amax(dim=-1, keepdim=True) for part in (repelled, attracted)]
+    for part, most in zip((repelled, attracted), largest, strict=True):
+        part.sub_(torch.where(most > MIN_LOG_SUM, most, 0.0)).exp_()
+    return (largest[0] + largest[1]).clamp_(min=MIN_LOG_SUM)
 
 
 def displacement(coefficients: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -209,41 +300,12 @@ def displacement(coefficients: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return moved.addcmul_(coefficients.sum(-1, keepdim=True), x, value=-1)
 
 
-def check_temperature(argument: str, temperature: float) -> None:
-    """Raise ``InputError`` unless the temperature is positive and within the range of float32."""
-    if not isinstance(temperature, Real) or not 1e-30 <= temperature <= 1e30:
-        raise InputError(f"{argument}={temperature!r} must be a positive number (from 1e-30 to 1e30)")
-
-
-def check_factor(argument: str, factor: float) -> None:
-    """Raise ``InputError`` unless the factor is a finite number."""
-    if not isinstance(factor, Real) or not math.isfinite(factor):
-        raise InputError(f"{argument}={factor!r} must be a finite number")
-
-
-def check_samples(argument: str, samples: Tensor) -> Tensor:
-    """Return the samples in at least float32. Checks type, shape and, on a CPU, finiteness."""
-    if not isinstance(samples, Tensor):
-        raise InputError(f"{argument} must be a torch.Tensor, got {type(samples).__name__}")
-    check_dense(argument, samples)
-    if not samples.is_floating_point():
-        raise InputError(f"{argument} must hold floating-point numbers, got {samples.dtype}")
-    if samples.ndim < 2 or samples.shape[-2] == 0 or samples.shape[-1] == 0:
-        raise InputError(
-            f"{argument} must have shape [..., n, D] with at least one sample, got {list(samples.shape)}"
-        )
-    # Reading the values would synchronize a GPU. There, a NaN shows in the result.
-    if samples.device.type == "cpu" and not samples.isfinite().all():
-        raise InputError(f"{argument} contains NaN or infinite values: remove or fix those samples")
-    return samples.detach().to(torch.promote_types(samples.dtype, torch.float32))
-
-
-def _check_agreement(x: Tensor, positives: Tensor, negatives: Tensor) -> None:
-    for argument, samples in (("positives", positives), ("negatives", negatives)):
-        if samples.device != x.device:
-            raise InputError(f"{argument} is on {samples.device}, but x is on {x.device}")
-        if samples.shape[-1] != x.shape[-1]:
-            raise InputError(f"{argument} has width {samples.shape[-1]}, but x has width {x.shape[-1]}")
+def _as_float32(field: Tensor) -> Tensor:
+    """Return the field in float32. Raises ``InputError`` if it overflows (checked on a CPU)."""
+    result = field.float()
+    if result.device.type == "cpu" and not result.isfinite().all():
+        raise InputError("the field exceeds the range of float32 (3e38): rescale samples or weights")
+    return result
 
 
 def _side_by_side(x: Tensor, negatives: Tensor, positives: Tensor) -> tuple[Tensor, Tensor]:
@@ -281,17 +343,6 @@ def _join_weights(
                 f"or [{part.shape[-1]}] for all problems"
             ) from None
     return joined[..., None, :]
-
-
-def check_weight(argument: str, weight: Tensor) -> None:
-    """Raise ``InputError`` unless the weights are a tensor of numbers from 0 to 1e8 (checked on a CPU)."""
-    if not isinstance(weight, Tensor):
-        raise InputError(f"{argument} must be a torch.Tensor, got {type(weight).__name__}")
-    check_dense(argument, weight)
-    if weight.is_complex() or weight.dtype == torch.bool:
-        raise InputError(f"{argument} must hold numbers, got {weight.dtype}")
-    if weight.device.type == "cpu" and not ((weight >= 0) & (weight <= 1e8)).all():
-        raise InputError(f"{argument} must be between 0 and 1e8")
 
 
 def _median_of_three(y: Tensor) -> Tensor:

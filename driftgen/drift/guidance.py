@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from driftgen.support.dense_tensors import check_count
 
 __all__ = ["alpha_at", "sample_alpha", "unconditional_weight"]
 
-MOST, STEEPEST = 1e6, 20  # bounds of α and of the exponent: beyond them powers overflow
+MOST = 1e6  # bound of α
 
 
 @checked
@@ -42,22 +44,26 @@ def alpha_at(
 ) -> Tensor:
     """Return the α whose distribution function is ``uniform``, or 1 where ``chance`` < ``no_guidance``.
 
-    With e = 1 − power: α = (low^e + u (high^e − low^e))^(1/e), and low (high / low)^u for e = 0.
+    With e = 1 − power: α = (low^e + u (high^e − low^e))^(1/e), and low (high / low)^u for e = 0. Powers are
+    taken relative to the largest: low^e alone underflows or overflows for large exponents.
     """
     if not 1 <= low <= high <= MOST:
         raise InputError(f"low={low} and high={high} must satisfy 1 <= low <= high <= {MOST:g}")
-    if not abs(power) <= STEEPEST:
-        raise InputError(f"power={power} must be from -{STEEPEST} to {STEEPEST}")
+    if not math.isfinite(power):
+        raise InputError(f"power={power} must be a finite number")
     if not 0 <= no_guidance <= 1:
         raise InputError(f"no_guidance={no_guidance} must be between 0 and 1")
     _check_range("uniform", uniform, 1)
     if uniform.shape != chance.shape:
         raise InputError(f"uniform and chance have shapes {list(uniform.shape)} and {list(chance.shape)}")
     exponent = 1.0 - power
+    steps = exponent * math.log(high / low)  # log of high^e / low^e
     if abs(exponent) < 1e-6:
         alpha = low * (high / low) ** uniform
+    elif steps <= 0:
+        alpha = low * (1 + uniform * math.expm1(steps)) ** (1 / exponent)
     else:
-        alpha = (low**exponent + uniform * (high**exponent - low**exponent)) ** (1 / exponent)
+        alpha = high * (uniform + (1 - uniform) * math.exp(-steps)) ** (1 / exponent)
     return torch.where(chance < no_guidance, torch.ones_like(alpha), alpha.clamp(low, high))
 
 

@@ -95,6 +95,16 @@ class LossCall:
         if self.is_shared:
             dist.all_reduce(sums, group=self.settings.process_group)
 
+    def gather(self, values: Tensor) -> Tensor:
+        """Return the values of all processes that share the batch, ``[processes, ...]``. One all-reduce."""
+        if not self.is_shared:
+            return values[None]
+        group = self.settings.process_group
+        gathered = values.new_zeros(dist.get_world_size(group), *values.shape)
+        gathered[dist.get_rank(group)] = values
+        self.all_reduce(gathered)
+        return gathered
+
 
 class ScalePass(NamedTuple):
     """Result of the first pass: E_x E_y ‖φ(x) − φ(y)‖, ``[F]``, and the number of groups of the batch.
@@ -140,8 +150,9 @@ class Combined(NamedTuple):
 class Engine(Protocol):
     """The three passes over all problems of one process. An engine keeps no state between calls.
 
-    Engines agree on the two tensors that they all-reduce: ``[F, 3]`` with Σ w ‖x − y‖, Σ w and the number of
-    groups of each feature, and ``[F, R, R]`` with Σ ⟨V_τ, V_τ'⟩ in units of S².
+    Engines all-reduce two tensors: ``[F, 3]`` with Σ w ‖x − y‖, Σ w and the number of groups of each
+    feature, and ``[F, R, R]`` with Σ ⟨V_τ, V_τ'⟩ in units of S². Without a floor of affinities, drifts may be
+    smaller than any float: the eager engine then gathers the second tensor and the unit of V of each process.
     """
 
     def measure_scale(self) -> ScalePass:

@@ -43,9 +43,9 @@ KERNELS: dict[str, Kernel] = {
 }
 
 
-def farthest(temperature: float) -> float:
+def farthest(temperature: float, dtype: torch.dtype = torch.float32) -> float:
     """Return the distance to clamp to before a kernel. The square of its ratio to τ is within float32."""
-    return min(1e18 * temperature, 1e38)
+    return min(1e18 * temperature, 1e38) if dtype == torch.float32 else 1e18 * temperature
 
 
 def get_kernel(kernel: str | Kernel) -> Kernel:

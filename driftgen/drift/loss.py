@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from driftgen.drift.arguments import check_factor, check_switch, check_temperature, check_weight
 from driftgen.drift.batching import Samples, as_features, buckets_by_width
-from driftgen.drift.field import check_factor, check_temperature, check_weight
 from driftgen.drift.interfaces import (
     PAPER_GUARDS,
     RELEASE_GUARDS,
@@ -28,7 +28,6 @@ from driftgen.drift.normalization import Normalization, both, get_normalization
 from driftgen.drift.passes import run_passes, select_engine
 from driftgen.errors import InputError, NotFiniteError, unknown_name
 from driftgen.ops.dispatch import is_capturing
-from driftgen.support.checked_arguments import show_value
 
 __all__ = ["DriftingLoss", "LossOutput", "Statistics"]
 
@@ -94,7 +93,8 @@ class DriftingLoss(nn.Module):
             of ``generated``) and small statistics, a call allocates at most ``2 · chunk · ((R + 5)·N·T +
             (R + 3)·N·D + 5·T·D)`` float32 elements, where T is the number of samples that each generated
             sample is compared with, and R the number of temperatures. Intermediate results beyond that bound
-            are recomputed in each of the three passes.
+            are recomputed in each of the three passes. Elements are float64 if samples are float64, and on a
+            CPU also in chunks where float32 would lose digits (distant clusters, very low temperatures).
     """
 
     def __init__(
@@ -119,27 +119,24 @@ class DriftingLoss(nn.Module):
             taus = ()
         if not taus:
             raise InputError("temperatures is empty: pass at least one, such as (0.02, 0.05, 0.2)")
-        for temperature in taus:
-            check_temperature("temperatures", temperature)
-        check_factor("attraction", attraction)
-        check_factor("repulsion", repulsion)
-        if convention not in ("release", "paper"):
+        taus = tuple(check_temperature("temperatures", temperature) for temperature in taus)
+        attraction, repulsion = check_factor("attraction", attraction), check_factor("repulsion", repulsion)
+        if not isinstance(convention, str) or convention not in ("release", "paper"):
             raise unknown_name("convention", convention, ("release", "paper"))
         if chunk is not None and not (isinstance(chunk, int) and chunk >= 1):
             raise InputError(f"chunk={chunk!r} must be a positive integer")
-        for argument, switch in (("features", normalize_features), ("drift", normalize_drift)):
-            if not isinstance(switch, bool):
-                raise InputError(f"normalize_{argument}={show_value(switch)} must be True or False")
+        check_switch("normalize_features", normalize_features)
+        check_switch("normalize_drift", normalize_drift)
         released = convention == "release"
         # The released code has no other kernel or normalization for its constants to apply to.
         same = get_kernel(kernel) is laplace and get_normalization(normalization) is both
         guarded = released and normalize_features and same
         self.settings = Settings(
-            temperatures=tuple(float(t) for t in taus),
+            temperatures=taus,
             kernel=get_kernel(kernel),
             normalization=get_normalization(normalization),
-            attraction=float(attraction),
-            repulsion=float(repulsion),
+            attraction=attraction,
+            repulsion=repulsion,
             normalize_features=normalize_features,
             normalize_drift=normalize_drift,
             guards=RELEASE_GUARDS if guarded else PAPER_GUARDS,
@@ -216,6 +213,8 @@ class DriftingLoss(nn.Module):
                 self._warn_once(fallback_reason, first.device)
             (scale, all_groups, _), (drift, _), combined = run_passes(engine, check_scale)
             loss, per_group = _AttachGradient.apply(combined, all_groups, *tensors)  # type: ignore[no-untyped-call]
+            if first.device.type == "cpu" and not (loss.isfinite() and per_group.isfinite().all()):
+                raise NotFiniteError("the loss overflows float32: rescale the samples or normalize drifts")
         if isinstance(generated, Tensor):
             return LossOutput(loss, per_group, drift[0], scale[0])
         return LossOutput(

@@ -1,4 +1,4 @@
-"""Normalization of affinities: from logits log k(x_i, y_j) to the matrix A of Algorithm 2.
+"""Normalization of affinities: from logits log k(x_i, y_j) to log A of Algorithm 2.
 
 Rows are the samples x_i, columns the samples y_j (negatives, then positives). With ``log_weight``
 ``[..., 1, T]`` a column counts as w copies of itself in every sum over y, as the paper reads weights. The
@@ -18,10 +18,12 @@ from driftgen.errors import unknown_name
 
 __all__ = [
     "MASKED",
+    "MIN_LOG_SUM",
     "NORMALIZATIONS",
-    "Affinity",
+    "LogAffinity",
     "Normalization",
     "both",
+    "floored_both",
     "get_normalization",
     "none",
     "over_y",
@@ -31,40 +33,42 @@ __all__ = [
 MASKED = torch.finfo(torch.float32).min
 """Logit of a masked pair. Finite, so that a column of masked pairs does not become NaN."""
 
-MIN_LOG_SUM = -1e30  # a log-sum below this has only masked pairs
+MIN_LOG_SUM = -1e37  # a log-sum below this has only masked pairs
 
 SINKHORN_STEPS = 50
 SINKHORN_TOLERANCE = 1e-3
 
 
-class Affinity(NamedTuple):
-    """Matrix A = exp(log_factor) · values; ``log_factor`` is None if A = values."""
+class LogAffinity(NamedTuple):
+    """log A. At low temperatures A itself underflows float32, also where the normalized drift does not."""
 
     values: Tensor
-    log_factor: Tensor | None = None
 
 
-Normalization = Callable[[Tensor, Tensor | None], Affinity | Tensor]
-"""``(logits [..., N, T], log_weight [..., 1, T] or None) -> A``. The caller overwrites the result."""
+Normalization = Callable[[Tensor, Tensor | None], LogAffinity | Tensor]
+"""``(logits [..., N, T], log_weight [..., 1, T] or None)`` to log A or A, which the caller overwrites."""
 
 
-def both(logits: Tensor, log_weight: Tensor | None = None) -> Affinity:
+def both(logits: Tensor, log_weight: Tensor | None = None) -> LogAffinity:
     """Geometric mean of both softmaxes, A = √(softmax_y · softmax_x) (Algorithm 2)."""
+    rows = _log_softmax_y(logits, log_weight)
+    return LogAffinity(rows.add_(logits.log_softmax(dim=-2)).mul_(0.5))
+
+
+def floored_both(logits: Tensor, floor: float) -> Tensor:
+    """max(A, floor) of :func:`both`, as in the released code. No drift underflows with a floor."""
     # The product of two roots: the root of the product would underflow earlier.
-    return Affinity(_softmax_y(logits, log_weight).sqrt_().mul_(logits.softmax(dim=-2).sqrt_()))
+    return logits.softmax(dim=-1).sqrt_().mul_(logits.softmax(dim=-2).sqrt_()).clamp_(min=floor)
 
 
-def over_y(logits: Tensor, log_weight: Tensor | None = None) -> Affinity:
+def over_y(logits: Tensor, log_weight: Tensor | None = None) -> LogAffinity:
     """Softmax over y, A = k / Z with Z = Σ_y k (Eq. "Z"; "softmax over y" in the paper's ablation)."""
-    return Affinity(_softmax_y(logits, log_weight))
+    return LogAffinity(_log_softmax_y(logits, log_weight))
 
 
-def none(logits: Tensor, log_weight: Tensor | None = None) -> Affinity:
-    """No normalization, A = k. The largest k of each problem becomes ``log_factor``, because k·k underflows
-    float32 at low temperatures.
-    """
-    largest = logits.amax(dim=(-2, -1), keepdim=True)
-    return Affinity((logits - largest).exp_(), largest)
+def none(logits: Tensor, log_weight: Tensor | None = None) -> LogAffinity:
+    """No normalization, A = k."""
+    return LogAffinity(logits)
 
 
 def sinkhorn(
@@ -73,7 +77,7 @@ def sinkhorn(
     *,
     steps: int = SINKHORN_STEPS,
     tolerance: float = SINKHORN_TOLERANCE,
-) -> Affinity:
+) -> LogAffinity:
     """Sinkhorn normalization, A = exp(log k − f_i − g_j) with row sums 1 and column sums N / T.
 
     The two softmaxes alternate in log space, at most ``steps`` times. Each problem stops as soon as its
@@ -93,7 +97,7 @@ def sinkhorn(
         if converged.all():
             break
     scaled = logits - g
-    return Affinity((scaled - _log_sum(scaled, -1, log_weight)).exp_())
+    return LogAffinity(scaled - _log_sum(scaled, -1, log_weight))
 
 
 NORMALIZATIONS: dict[str, Normalization] = {"both": both, "y": over_y, "none": none, "sinkhorn": sinkhorn}
@@ -108,14 +112,12 @@ def get_normalization(normalization: str | Normalization) -> Normalization:
     return normalization
 
 
-def _softmax_y(logits: Tensor, log_weight: Tensor | None) -> Tensor:
-    """Softmax k / Σ_y w·k of each x."""
+def _log_softmax_y(logits: Tensor, log_weight: Tensor | None) -> Tensor:
+    """log(k / Σ_y w·k) of each x."""
     if log_weight is None:
-        return logits.softmax(dim=-1)
+        return logits.log_softmax(dim=-1)
     log_sum = torch.logsumexp(logits + log_weight, dim=-1, keepdim=True)
-    # If no sample has weight, A is 0. Only logits of samples without weight exceed the log-sum by 80: the
-    # clamp keeps them finite, so that their weight 0 removes them.
-    return torch.where(log_sum > MIN_LOG_SUM, (logits - log_sum).clamp_(max=80).exp_(), 0.0)
+    return torch.where(log_sum > MIN_LOG_SUM, logits - log_sum, MASKED)  # without weights, A is 0
 
 
 def _log_sum(logits: Tensor, dim: int, log_weight: Tensor | None = None) -> Tensor:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from driftgen.drift.field import check_temperature
+from driftgen.drift.arguments import check_temperature
 from driftgen.drift.kernels import Kernel, gaussian, get_kernel
 from driftgen.errors import InputError
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from driftgen.data.toy import Toy
-from driftgen.drift.field import check_temperature, drift_field
+from driftgen.drift.arguments import check_temperature
+from driftgen.drift.field import drift_field
 from driftgen.drift.kernels import get_kernel
 from driftgen.drift.loss import DriftingLoss
 from driftgen.drift.normalization import get_normalization

@@ -20,7 +20,12 @@ from tests.support import twin
 from tests.support.accuracy import error
 from tests.support.cases import slow_after
 from tests.support.golden_losses import CASES, deviation, exact, golden_inputs
-from tests.support.interpreter import DEVICE, _bfloat16_on_the_cpu, _kernels_everywhere  # noqa: F401
+from tests.support.interpreter import (  # noqa: F401
+    DEVICE,
+    _bfloat16_on_the_cpu,
+    _kernels_at_all_temperatures,
+    _kernels_everywhere,
+)
 from tests.support.kernel_losses import KINDS, compare, features, run, samples
 
 pytest.importorskip("triton")

@@ -26,9 +26,19 @@ def my_kernel(distance, temperature):
     ("change", "reason"),
     [
         ({}, None),
-        ({"kernel": "gaussian"}, None),
-        ({"normalization": "y"}, None),
-        ({"convention": "paper"}, None),
+        ({"kernel": "inverse_multiquadric"}, None),
+        ({"kernel": "gaussian", "temperatures": (0.4, 0.5)}, None),
+        (
+            {"kernel": "gaussian", "temperatures": (0.3, 0.5)},
+            "drifts may underflow at temperature 0.3 with 4 of",
+        ),
+        ({"normalization": "y", "temperatures": 0.2}, None),
+        ({"normalization": "y"}, "drifts may underflow at temperature 0.02"),
+        ({"convention": "paper", "temperatures": 0.2}, None),
+        ({"convention": "paper"}, "drifts may underflow at temperature 0.02"),
+        ({"convention": "paper", "normalize_drift": False}, None),
+        ({"convention": "paper", "temperatures": 0.2, "sizes": (4, 4, 1)}, "with 1 of 9 samples positive"),
+        ({"convention": "paper", "temperatures": 0.2, "types": (torch.float16,) * 3}, "drifts may underflow"),
         ({"normalize_drift": False}, None),
         ({"attraction": 1.5, "repulsion": 0.0}, None),
         ({"normalization": "none"}, "normalization 'none' has no GPU kernel"),
@@ -58,6 +68,18 @@ def test_support(change, reason):
     )
     got = unsupported_reason(dg.DriftingLoss(**change).settings, buckets_by_width(gen, pos, neg))
     assert got is None if reason is None else reason in got
+
+
+def test_drifts_below_float32_are_left_to_the_eager_engine():
+    """Positives far away: at temperature 0.02 the kernels would return a loss of 0."""
+    rng = torch.Generator().manual_seed(0)
+    gen, pos = (
+        torch.randn(64, 64, generator=rng).to(DEVICE),
+        torch.randn(16, 64, generator=rng).to(DEVICE) + 20,
+    )
+    for temperatures in (0.02, 0.2):
+        out = dg.DriftingLoss(temperatures, convention="paper")(gen, pos)
+        assert out.loss.item() == pytest.approx(1, rel=1e-5)
 
 
 @pytest.mark.parametrize(("vectors", "supported"), [(2**22 - 1, True), (2**22, False)])

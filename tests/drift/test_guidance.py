@@ -37,6 +37,16 @@ def test_density(power):
     torch.testing.assert_close(got, want, rtol=0, atol=5e-3)
 
 
+@pytest.mark.parametrize("power", [-1000.0, -50.0, 60.0, 1000.0])
+def test_powers_beyond_the_range_of_floats(power):
+    """Quantiles α with ∫_low^α = u ∫_low^high, from logarithms."""
+    u, low, high = np.linspace(0.01, 0.99, 99), 2.0, 4.0
+    a, b = (1 - power) * np.log([low, high])
+    want = np.exp(np.logaddexp(np.log(1 - u) + a, np.log(u) + b) / (1 - power))
+    got = alpha_at(torch.tensor(u), torch.ones(99), low, high, power)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
 def test_fraction_without_guidance():
     alpha = sample_alpha(100_000, no_guidance=0.3, generator=torch.Generator().manual_seed(0))
     assert (alpha == 1).float().mean().item() == pytest.approx(0.3, abs=0.01)
@@ -46,8 +56,12 @@ def test_fraction_without_guidance():
 
 
 @pytest.mark.parametrize(
-    "options", [{"low": 0.5}, {"low": 3, "high": 2}, {"no_guidance": 1.5}, {"high": np.inf}]
-)
+    "options",
+    [
+        {"low": 0.5}, {"low": 3, "high": 2}, {"no_guidance": 1.5}, {"high": np.inf}, {"power": np.nan},
+        {"power": -np.inf},
+    ],
+)  # fmt: skip
 def test_errors(options):
     with pytest.raises(dg.InputError):
         sample_alpha(3, **options)

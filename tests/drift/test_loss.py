@@ -188,6 +188,36 @@ def test_none_normalization_at_low_temperatures():
     assert deviation(got[3], want[3]) <= 1e-4
 
 
+@pytest.mark.parametrize("temperatures", [(0.02,), (0.02, 0.05, 0.2), (1e-4,)], ids=str)
+@pytest.mark.parametrize(
+    ("kernel", "normalization"),
+    [("laplace", "both"), ("laplace", "y"), ("laplace", "none"), ("gaussian", "both")],
+)
+def test_drifts_far_below_float32(kernel, normalization, temperatures):
+    """Affinities of positives are at most e⁻⁹¹ here, and e^-10000 at the lowest temperature."""
+    gen, pos = samples(1, 64, 64), samples(1, 16, 64, seed=1) + 20
+    loss = dg.DriftingLoss(temperatures, kernel, normalization, convention="paper")
+    got = results(loss, gen, pos)
+    want = exact(twin.paper_loss, gen, pos, None, temperatures, kernel=kernel, normalization=normalization)
+    assert want[0] > 0.99
+    for value, exact_value in zip(got, want, strict=True):
+        assert deviation(value, exact_value) <= 2e-5
+
+
+@pytest.mark.parametrize("convention", ["release", "paper"])
+@pytest.mark.parametrize("gap", [1e3, 1e5, 1e7])
+def test_distant_clusters(gap, convention):
+    """The gradient of every sample, also in the cluster that is far from the medoid."""
+    gen, pos = samples(1, 20, 5), samples(1, 16, 5, seed=1)
+    gen[:, 10:] += gap
+    pos[:, 8:] += gap
+    for dtype in (torch.float32, torch.float64):
+        got = results(dg.DriftingLoss(convention=convention), gen.to(dtype), pos.to(dtype))[3][0]
+        function = {"release": twin.release_loss, "paper": twin.paper_loss}[convention]
+        want = exact(function, gen, pos, None, (0.02, 0.05, 0.2))[3][0]
+        assert (np.linalg.norm(got - want, axis=1) / np.linalg.norm(want, axis=1)).max() <= 1e-6
+
+
 # --- wrong input ----------------------------------------------------------------------------------------
 
 
@@ -203,7 +233,7 @@ def test_none_normalization_at_low_temperatures():
         ({"chunk": 1.5}, "chunk=1.5 must be a positive integer"),
         ({"temperatures": None}, "temperatures=None must be a positive number"),
         ({"temperatures": "warm"}, "temperatures='w' must be a positive number"),
-        ({"attraction": math.inf}, "attraction=inf must be a finite number"),
+        ({"attraction": math.inf}, "attraction=inf must be a number from -1e6 to 1e6"),
     ],
 )
 def test_wrong_options(options, message):

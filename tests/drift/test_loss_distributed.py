@@ -90,7 +90,14 @@ def test_both_processes_report_bad_input(tmp_path):
     assert (tmp_path / "1.txt").read_text().startswith("another process of the group received NaN")
 
 
-@pytest.mark.parametrize("options", [{}, {"convention": "paper", "normalization": "none", "chunk": 3}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"convention": "paper", "normalization": "none", "chunk": 3},
+        {"convention": "paper", "temperatures": (0.001,)},  # drifts of all processes underflow
+    ],
+)
 def test_two_processes_are_one_batch(tmp_path, options):
     run_processes(process, tmp_path, options)
     parts = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]

@@ -16,7 +16,12 @@ from driftgen.ops import dispatch
 from driftgen.ops.launch import Launch
 from tests.support import twin
 from tests.support.accuracy import error
-from tests.support.interpreter import DEVICE, _bfloat16_on_the_cpu, _kernels_everywhere  # noqa: F401
+from tests.support.interpreter import (  # noqa: F401
+    DEVICE,
+    _bfloat16_on_the_cpu,
+    _kernels_at_all_temperatures,
+    _kernels_everywhere,
+)
 from tests.support.kernel_losses import ALLOWED, KINDS, compare, features, run, samples
 
 pytest.importorskip("triton")

@@ -8,6 +8,7 @@ from driftgen.drift.fused import strip_plan, tile_sizes
 from driftgen.drift.fused.tile_sizes import Tile
 from driftgen.ops.launch import Launch
 from tests.support.accuracy import error
+from tests.support.interpreter import _kernels_at_all_temperatures  # noqa: F401
 from tests.support.kernel_losses import ALLOWED, KINDS, run, samples
 
 pytestmark = pytest.mark.cuda

@@ -1,12 +1,14 @@
 """Fixtures that run the tests of Triton kernels: on an NVIDIA GPU, or on the CPU in Triton's interpreter. A
 test file that imports them uses them."""
 
+import math
 from functools import cache
 
 import numpy as np
 import pytest
 import torch
 
+from driftgen.drift.fused import coverage
 from driftgen.ops import dispatch
 
 pytest.importorskip("triton")
@@ -18,6 +20,12 @@ def _kernels_everywhere(monkeypatch):
     monkeypatch.setattr(dispatch, "DEVICES", {"cuda", "cpu"})
     if DEVICE == "cpu":
         _patch_language_once(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def _kernels_at_all_temperatures(monkeypatch):
+    """Run the kernels also where drifts of the worst samples would underflow: those of the tests do not."""
+    monkeypatch.setattr(coverage, "MAX_EXPONENT", dict.fromkeys(coverage.DTYPES, math.inf))
 
 
 def _patch_language_once(monkeypatch):

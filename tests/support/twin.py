@@ -1,20 +1,47 @@
-"""Brute-force float64 twin of the field and the loss. Shares no code with the library."""
+"""Brute-force float64 twin of the field and the loss. Shares no code with the library.
+
+Affinities stay logarithms, and a drift is V_i = exp(log_factor_i) · v_i, so that nothing underflows before
+drifts are normalized. Drifts are sums of coefficients times differences of samples: distant clusters cost no
+digits.
+"""
+
+from typing import NamedTuple
 
 import numpy as np
 
 KERNELS = {
-    "laplace": lambda d, t: np.exp(-d / t),
-    "gaussian": lambda d, t: np.exp(-(d**2) / (2 * t**2)),
-    "inverse_multiquadric": lambda d, t: 1 / np.sqrt(1 + (d / t) ** 2),
+    "laplace": lambda d, t: -d / t,
+    "gaussian": lambda d, t: -((d / t) ** 2) / 2,
+    "inverse_multiquadric": lambda d, t: -np.log1p((d / t) ** 2) / 2,
 }
+"""log k(d, τ)."""
+
+
+class Drift(NamedTuple):
+    """V_i = exp(log_factor_i) · values_i. Rounding errors of V_i scale with ``terms``, which have the same
+    factor: Σ_j |C_ij| (‖y_j − x_i‖ + rounding · the largest distance).
+    """
+
+    values: np.ndarray  # [..., N, D]
+    terms: np.ndarray  # [..., N]
+    log_factor: np.ndarray  # [..., N]
+
+
+class Loss(NamedTuple):
+    """Results of a loss: of each group, mean distance, mean squared drifts, and the gradient of the sum over
+    groups. ``terms`` are to the gradient what those of a drift are to the drift.
+    """
+
+    per_group: np.ndarray
+    scale: float
+    drift: np.ndarray
+    gradient: np.ndarray
+    terms: np.ndarray
+    cancellation: float  # size of drifts relative to their terms, of the temperature where it is least
 
 
 def distances(x, y):
-    out = np.zeros((len(x), len(y)))
-    for i in range(len(x)):
-        for j in range(len(y)):
-            out[i, j] = np.sqrt(np.sum((x[i] - y[j]) ** 2))
-    return out
+    return np.stack([np.sqrt(((row - y) ** 2).sum(-1)) for row in x])  # row by row: all pairs would be large
 
 
 def softmax(logits, axis):
@@ -22,54 +49,75 @@ def softmax(logits, axis):
     return e / e.sum(axis=axis, keepdims=True)
 
 
-def field(
-    x,
-    pos,
-    neg=None,
-    *,
-    temperature,
-    normalization="both",
-    kernel="laplace",
-    attraction=1.0,
-    repulsion=1.0,
-    wp=None,
-    wn=None,
-    multiplicity=False,
-):
-    """Algorithm 2 to the letter (1e6 on the self-distance) for one problem; weights after normalization.
+def log_sum(logits, axis):
+    most = logits.max(axis=axis, keepdims=True)
+    most = np.where(np.isfinite(most), most, 0)
+    with np.errstate(divide="ignore"):
+        return most + np.log(np.exp(logits - most).sum(axis=axis, keepdims=True))
 
-    With ``multiplicity`` a weight counts copies: it also multiplies the terms of sums over y."""
-    x, pos = np.asarray(x, np.float64), np.asarray(pos, np.float64)
-    own = neg is None
-    neg = x if own else np.asarray(neg, np.float64)
-    wp = np.ones(len(pos)) if wp is None else np.asarray(wp, np.float64)
-    wn = np.ones(len(neg)) if wn is None else np.asarray(wn, np.float64)
-    w = np.concatenate([wp, wn])
-    dist = np.concatenate([distances(x, pos), distances(x, neg)], axis=1)
-    masked = np.zeros(dist.shape, bool)
-    if own:
-        for i in range(len(x)):
-            masked[i, len(pos) + i] = True
-    if kernel == "laplace":
-        logits = -np.where(masked, dist + 1e6, dist) / temperature
-    else:
-        logits = np.where(masked, -1e9, np.log(np.maximum(KERNELS[kernel](dist, temperature), 1e-300)))
-    rows, columns = softmax(logits, 1), softmax(logits, 0)
-    if multiplicity:
-        e = np.exp(logits - logits.max(axis=1, keepdims=True))
-        rows = e / (e * w).sum(axis=1, keepdims=True)
-    k = np.exp(logits)
+
+def subtract(logits, sums):
+    """logits − sums, where a pair that does not exist (−∞) or a sum over nothing leaves no affinity."""
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isfinite(sums) & np.isfinite(logits), logits - sums, -np.inf)
+
+
+def coefficients(logits, weight, negatives, normalization="both", multiplicity=False, factors=(1.0, 1.0)):
+    """C with V_i = exp(log_factor_i) Σ_j C_ij (y_j − x_i), and log_factor, from log k ``[N, T]`` of the
+    negatives, then the positives. With ``multiplicity`` a weight counts copies: it also multiplies terms of
+    sums over y.
+    """
+    with np.errstate(divide="ignore"):
+        log_weight = np.log(weight)
+    rows = subtract(logits, log_sum(logits + log_weight if multiplicity else logits, 1))
+    k = logits
     for _ in range(3000 if normalization == "sinkhorn" else 0):
-        k = k / k.sum(axis=0, keepdims=True)
-        k = k / k.sum(axis=1, keepdims=True)
-    a = {"both": np.sqrt(rows * columns), "y": rows}.get(normalization, k) * w
-    a_pos, a_neg = a[:, : len(pos)], a[:, len(pos) :]
-    v = np.zeros_like(x)
-    for i in range(len(x)):
-        plus = sum(a_pos[i, j] * (pos[j] - x[i]) for j in range(len(pos))) * a_neg[i].sum()
-        minus = sum(a_neg[i, j] * (neg[j] - x[i]) for j in range(len(neg))) * a_pos[i].sum()
-        v[i] = attraction * plus - repulsion * minus
-    return v
+        k = subtract(k, log_sum(k, 0))
+        k = subtract(k, log_sum(k, 1))
+    a = {"both": (rows + subtract(logits, log_sum(logits, 0))) / 2, "y": rows}.get(
+        normalization, k
+    ) + log_weight
+    most = [part.max(1, keepdims=True) for part in (a[:, :negatives], a[:, negatives:])]
+    log_factor = np.where(np.isfinite(most[0] + most[1]), most[0] + most[1], -np.inf)[:, 0]
+    repelled, attracted = (
+        np.exp(part - np.where(np.isfinite(m), m, 0))
+        for part, m in zip((a[:, :negatives], a[:, negatives:]), most, strict=True)
+    )
+    sums = repelled.sum(1, keepdims=True), attracted.sum(1, keepdims=True)
+    return np.concatenate([-factors[1] * repelled * sums[1], factors[0] * attracted * sums[0]], 1), log_factor
+
+
+def move(c, x, y, log_factor, rounding):
+    """Σ_j C_ij (y_j − x_i)."""
+    values = np.stack([row @ (y - at) for row, at in zip(c, x, strict=True)])
+    d = distances(x, y)
+    return Drift(values, (np.abs(c) * (d + rounding * d.max())).sum(1), log_factor)
+
+
+def log_field(x, pos, neg=None, *, temperature, normalization="both", kernel="laplace", attraction=1.0,
+              repulsion=1.0, wp=None, wn=None, multiplicity=False, own=None, rounding=1e-12):  # fmt: skip
+    """Algorithm 2 for one problem, weights after normalization. A sample and itself are no pair (the paper
+    adds 10⁶ to the distance). ``own``: the first negatives are x; by default if there are no others.
+    """
+    x, pos = np.asarray(x, np.float64), np.asarray(pos, np.float64)
+    own = neg is None if own is None else own
+    neg = x if neg is None else np.asarray(neg, np.float64)
+    y = np.concatenate([neg, pos])
+    weights = [np.ones(len(t)) if w is None else np.asarray(w, np.float64) for t, w in ((neg, wn), (pos, wp))]
+    logits = KERNELS[kernel](distances(x, y), temperature)
+    if own:
+        logits[np.arange(len(x)), np.arange(len(x))] = -np.inf
+    factors = attraction, repulsion
+    c, log_factor = coefficients(
+        logits, np.concatenate(weights), len(neg), normalization, multiplicity, factors
+    )
+    return move(c, x, y, log_factor, rounding)
+
+
+def field(x, pos, neg=None, **options):
+    """V, which may underflow."""
+    drift = log_field(x, pos, neg, **options)
+    return drift.values * np.exp(drift.log_factor)[:, None]
 
 
 def mmd(x, pos, temperature, kernel):
@@ -84,7 +132,7 @@ def mmd(x, pos, temperature, kernel):
                 if d > 0:
                     v[i] += (
                         sign
-                        * KERNELS[kernel](d, temperature)
+                        * np.exp(KERNELS[kernel](d, temperature))
                         * (y - x[i])
                         / (unit * temperature)
                         / len(others)
@@ -92,11 +140,32 @@ def mmd(x, pos, temperature, kernel):
     return v
 
 
-def release_loss(gen, pos, neg, temperatures, wg, wn, wp):
-    """Arithmetic of the released code in float64 on [B, n, D] arrays.
+def combine(drifts, scale, unit, min_drift=0.0, normalize_drift=True):
+    """Results of a loss from the drifts ``[B, N, D]`` of each temperature in units of ``unit``."""
+    total, terms, squares, cancellation = 0, 0, [], 1.0
+    for values, magnitudes, log_factor in drifts:
+        most = np.max(log_factor)
+        factor = np.exp(log_factor - most) if np.isfinite(most) else np.zeros_like(log_factor)
+        most = most if np.isfinite(most) else 0.0
+        values = values * factor[..., None]
+        mean, width = (values**2).mean(), values.shape[-1]
+        whole = np.sqrt(((magnitudes * factor) ** 2).mean())
+        cancellation = min(cancellation, np.sqrt(mean * width) / whole if whole > 0 else 0.0)
+        with np.errstate(under="ignore"):
+            squares.append(mean * np.exp(2 * most))
+        size = np.sqrt(mean) if min_drift == 0 else np.sqrt(max(squares[-1], min_drift))
+        size = (size or np.inf) if normalize_drift else np.exp(-most)
+        total = total + values / size
+        terms = terms + magnitudes * factor / size
+    n, width = total.shape[1:]
+    gradient = 2 / (n * width * unit)
+    per_group = (total**2).mean((1, 2))
+    return Loss(per_group, scale, np.array(squares), -gradient * total, gradient * terms, cancellation)
 
-    Returns per-group loss, scale, drift, and the gradient of the summed loss.
-    """
+
+def release(gen, pos, neg, temperatures, wg, wn, wp, normalize_drift=True, attraction=1.0, repulsion=1.0,
+            rounding=1e-12):  # fmt: skip
+    """Arithmetic of the released code in float64 on [B, n, D] arrays."""
     gen, pos, neg = (np.asarray(a, np.float64) for a in (gen, pos, neg))
     y, w = np.concatenate([gen, neg, pos], 1), np.concatenate([wg, wn, wp], 1)
     n, width, m = gen.shape[1], gen.shape[2], gen.shape[1] + neg.shape[1]
@@ -106,49 +175,45 @@ def release_loss(gen, pos, neg, temperatures, wg, wn, wp):
     dn = d / max(scale, 1e-3)
     for i in range(n):
         dn[:, i, i] += 100
-    total, drift = 0, []
+    drifts = []
     for t in temperatures:
         a = np.sqrt(np.maximum(softmax(-dn / t, 2) * softmax(-dn / t, 1), 1e-6)) * w[:, None]
         a_neg, a_pos = a[:, :, :m], a[:, :, m:]
-        c = np.concatenate([-a_neg * a_pos.sum(2, keepdims=True), a_pos * a_neg.sum(2, keepdims=True)], 2)
-        v = np.einsum("bij,bijd->bid", c, (y[:, None] - gen[:, :, None]) / unit)
-        drift.append((v**2).mean())
-        total = total + v / np.sqrt(max(drift[-1], 1e-8))
-    return (total**2).mean((1, 2)), scale, np.array(drift), -2 * total / (n * width * unit)
+        push, pull = repulsion * a_pos.sum(2, keepdims=True), attraction * a_neg.sum(2, keepdims=True)
+        c = np.concatenate([-push * a_neg, pull * a_pos], 2)
+        parts = [move(*each, np.zeros(n), rounding) for each in zip(c, gen / unit, y / unit, strict=True)]
+        drifts.append(Drift(*(np.stack(part) for part in zip(*parts, strict=True))))
+    return combine(drifts, scale, unit, 1e-8, normalize_drift)
 
 
-def paper_loss(gen, pos, neg, temperatures, wg, wn, wp, kernel="laplace", normalization="both"):
-    """Algorithm 2 with S_j and lambda_j of the appendix, in float64. Returns the same as ``release_loss``."""
+def release_loss(*arguments, **options):
+    """Return per-group loss, scale, drift, and the gradient of the summed loss."""
+    return release(*arguments, **options)[:4]
+
+
+def paper(gen, pos, neg, temperatures, wg, wn, wp, kernel="laplace", normalization="both", multiplicity=True,
+          normalize_features=True, normalize_drift=True, **options):  # fmt: skip
+    """Algorithm 2 with S_j and lambda_j of the appendix, in float64 on [B, n, D] arrays."""
     gen, pos, neg = (np.asarray(a, np.float64) for a in (gen, pos, neg))
-    groups, n, width = gen.shape
-    d = np.stack([np.concatenate([distances(g, g), distances(g, m), distances(g, p)], 1)
-                  for g, m, p in zip(gen, neg, pos, strict=True)])  # fmt: skip
-    w = np.concatenate([wg, wn, wp], 1)
+    n, width = gen.shape[1:]
+    y, w = np.concatenate([gen, neg, pos], 1), np.concatenate([wg, wn, wp], 1)
+    d = np.stack([distances(g, t) for g, t in zip(gen, y, strict=True)])
     scale = (d * w[:, None]).sum() / (n * w.sum())
-    s = scale / np.sqrt(width)
-    total, drift = 0, []
+    s = (scale or 1.0) / np.sqrt(width) if normalize_features else 1.0
+    drifts = []
     for t in temperatures:
-        v = []
-        for g in range(groups):
-            # Negatives are x and further samples, for which `field` has no mask.
-            v.append(_masked_field(gen[g] / s, pos[g] / s, neg[g] / s, t * np.sqrt(width), wg[g], wn[g],
-                                   wp[g], kernel, normalization))  # fmt: skip
-        v = np.stack(v)
-        drift.append((v**2).mean())
-        total = total + v / np.sqrt(drift[-1])
-    return (total**2).mean((1, 2)), scale, np.array(drift), -2 * total / (n * width * s)
+        parts = [
+            log_field(
+                g / s, p / s, np.concatenate([g, u]) / s, own=True, kernel=kernel,
+                temperature=t * (np.sqrt(width) if normalize_features else 1.0), normalization=normalization,
+                wp=c, wn=np.concatenate([a, b]), multiplicity=multiplicity, **options,
+            )
+            for g, p, u, a, b, c in zip(gen, pos, neg, wg, wn, wp, strict=True)
+        ]  # fmt: skip
+        drifts.append(Drift(*(np.stack(part) for part in zip(*parts, strict=True))))
+    return combine(drifts, scale, s, 0.0, normalize_drift)
 
 
-def _masked_field(x, pos, extra, temperature, wg, wn, wp, kernel, normalization):
-    y = np.concatenate([pos, x, extra])
-    w = np.concatenate([wp, wg, wn])
-    d = distances(x, y)
-    k = KERNELS[kernel](d, temperature)
-    for i in range(len(x)):
-        k[i, len(pos) + i] = 0.0
-    rows = k / (k * w).sum(1, keepdims=True)
-    columns = k / k.sum(0, keepdims=True)
-    a = {"both": np.sqrt(rows * columns), "y": rows, "none": k}[normalization] * w
-    a_pos, a_neg = a[:, : len(pos)], a[:, len(pos) :]
-    w_pos, w_neg = a_pos * a_neg.sum(1, keepdims=True), a_neg * a_pos.sum(1, keepdims=True)
-    return w_pos @ pos - w_neg @ np.concatenate([x, extra])
+def paper_loss(*arguments, **options):
+    """Return the same as ``release_loss``."""
+    return paper(*arguments, **options)[:4]

@@ -18,6 +18,8 @@ __all__ = ["unsupported_reason"]
 MAX_TEMPERATURES = 4
 MAX_GENERATED, MAX_OTHERS = 1024, 4096  # as far as the kernels are tested
 DTYPES = {torch.float32, torch.bfloat16, torch.float16}
+# Bounds of −log(A⁻A⁺): the kernels sum squares of drifts in float32, and float16 coefficients end at 6e-8.
+MAX_EXPONENT = {torch.float32: 30.0, torch.bfloat16: 30.0, torch.float16: 8.0}
 
 
 def unsupported_reason(settings: Settings, buckets: Sequence[Bucket]) -> str | None:
@@ -25,8 +27,16 @@ def unsupported_reason(settings: Settings, buckets: Sequence[Bucket]) -> str | N
 
     Supported are normalized features, all kernels of the library, both-axis and y normalization, up to four
     temperatures, up to 1,024 generated samples and 4,096 others in a group, and one 16- or 32-bit dtype for
-    all samples of a width. Weights, conventions, factors, widths and the number of groups are free. Distances
-    must lie between 1e-15 and 1e15, which is not checked: reading them would synchronize with the host.
+    all samples of a width. Weights, factors, widths and the number of groups are free.
+
+    Normalized drifts without the release's floor of affinities need a temperature at which they do not
+    underflow. In units of the mean distance of T samples, the mean distance to P positives is at most T/P,
+    and k(T/P) must not be below e⁻³⁰ (e⁻⁸ for float16). The eager engine has no such bound.
+
+    Not checked, because reading values would synchronize with the host: distances must lie between 1e-15 and
+    1e15 (from 1e-5 without the floor). Drifts are relative to one origin for all samples of a problem: with
+    clusters R apart they are accurate to about 1e-7 R, or, for 16-bit samples, to rounding errors of the
+    samples. The eager engine computes float64 samples in float64, to which no such limit applies.
     """
     device = buckets[0].device
     if not has_kernels(device):
@@ -57,6 +67,12 @@ def _shape_reason(settings: Settings, shape: BucketShape) -> str | None:
         return f"kernel {_name(settings.kernel)!r} has no GPU kernel"
     if settings.normalization not in (both, over_y):
         return f"normalization {_name(settings.normalization)!r} has no GPU kernel"
+    if (temperature := _underflowing_temperature(settings, shape)) is not None:
+        return (
+            f"drifts may underflow at temperature {temperature:g} with {positives} of {sum(shape.samples)} "
+            "samples positive and no floor of affinities (the paper's convention, or another kernel or "
+            "normalization than the release's)"
+        )
     if len(settings.temperatures) > MAX_TEMPERATURES:
         return f"{len(settings.temperatures)} temperatures, the kernels take up to {MAX_TEMPERATURES}"
     if generated > MAX_GENERATED:
@@ -68,6 +84,15 @@ def _shape_reason(settings: Settings, shape: BucketShape) -> str | None:
     if max(shape.samples) * max(shape.vectors) * shape.width >= 2**31:
         return "a feature has 2³¹ or more elements in a group"
     return None
+
+
+def _underflowing_temperature(settings: Settings, shape: BucketShape) -> float | None:
+    """Return the lowest temperature if normalized drifts may underflow there, else None."""
+    if settings.guards.min_affinity > 0 or not settings.normalize_drift:
+        return None
+    lowest = min(settings.temperatures)
+    farthest = torch.tensor(sum(shape.samples) / shape.samples[2])
+    return lowest if settings.kernel(farthest, lowest) < -MAX_EXPONENT[shape.dtype] else None
 
 
 def _name(function: object) -> str:

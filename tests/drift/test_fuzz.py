@@ -1,0 +1,116 @@
+"""Field and loss of random cases against float64. ``tests/support/fuzz.py`` states what is compared."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support import fuzz
+from tests.support.fuzz import Case
+
+# Cases that were wrong once, before the release or while the fuzz was written.
+ORDINARY = {
+    "groups": 1, "n": 8, "p": 5, "m": 0, "width": 3, "scale": 1.0, "layout": "random", "far": 1e5,
+    "weights": None, "dtype": torch.float32, "temperatures": (0.02, 0.05, 0.2), "kernel": "laplace",
+    "normalization": "both", "factors": (1.0, 1.0), "convention": "paper", "normalize_features": True,
+    "normalize_drift": True, "seed": 0,
+}  # fmt: skip
+KEPT = {
+    "affinities underflow": {"layout": "apart"},
+    "a gradient underflows before it is scaled": {
+        "normalization": "y", "factors": (0.0, 1.0), "layout": "clusters", "far": 1e3, "n": 2, "p": 2,
+        "scale": 1e-30, "weights": "wide", "temperatures": (0.02,), "normalize_drift": False, "seed": 442,
+        "convention": "release",
+    },
+    "positives near samples that are far apart": {
+        "target": "field", "layout": "near", "far": 1e7, "p": 1, "factors": (1.0, 0.0), "normalization": "y",
+        "temperatures": (1.0,), "seed": 512,
+    },
+    "distances near the largest float32": {
+        "target": "field", "layout": "clusters", "far": 1e7, "scale": 1e30, "n": 17, "m": 4, "width": 33,
+        "kernel": "inverse_multiquadric", "normalization": "y", "temperatures": (1e-3,), "seed": 868,
+    },
+    "weighted sums of distances overflow": {
+        "n": 2, "m": 1, "width": 2, "scale": 1e30, "layout": "outlier", "weights": "wide", "seed": 431,
+        "dtype": torch.bfloat16, "normalization": "none", "convention": "release",
+    },
+    "the size of a drift is no float32": {
+        "layout": "apart", "normalization": "y", "temperatures": (0.02,), "normalize_drift": False,
+        "seed": 421,
+    },
+    "drifts of raw features underflow": {
+        "n": 17, "p": 1, "m": 4, "width": 8, "scale": 1e-20, "layout": "offset", "far": 1e3, "seed": 550,
+        "weights": "wide", "temperatures": (0.02,), "normalization": "none", "normalize_features": False,
+    },
+    "a sample whose only neighbor with weight is itself": {
+        "n": 3, "p": 16, "width": 1, "layout": "apart", "weights": "zeros", "temperatures": (0.3,),
+        "factors": (0.0, 1.0), "convention": "release", "seed": 962,
+    },
+    "distances below the bound of the release": {
+        "n": 5, "p": 1, "m": 1, "width": 1, "scale": 1e-20, "layout": "clusters", "weights": "zeros",
+        "temperatures": (1.0, 50.0), "factors": (1.0, 0.0), "convention": "release", "seed": 733,
+    },
+    "duplicates at low temperatures": {
+        "groups": 2, "n": 3, "p": 2, "m": 1, "width": 8, "scale": 1e-4, "layout": "duplicates",
+        "weights": "mild", "dtype": torch.bfloat16, "normalize_features": False, "seed": 476,
+    },
+}  # fmt: skip
+
+
+def assert_right(case):
+    outcome = fuzz.check(case)
+    assert outcome is None or not outcome.problems, f"{'; '.join(outcome.problems)}: {case}"
+    return outcome
+
+
+def random_case(data, targets):
+    return fuzz.draw_case(lambda choices: data.draw(st.sampled_from(choices)), targets)
+
+
+@pytest.mark.parametrize("change", KEPT.values(), ids=KEPT)
+def test_kept_cases(change):
+    assert assert_right(Case(**{"target": "loss"} | ORDINARY | change)) is not None
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_field_and_loss(data):
+    assert_right(random_case(data, ("field", "loss")))
+
+
+@pytest.mark.slow
+@settings(max_examples=3000, deadline=None)
+@given(st.data())
+def test_field_and_loss_for_longer(data):
+    assert_right(random_case(data, ("field", "loss")))
+
+
+@pytest.mark.interpreter
+@settings(max_examples=5, deadline=None)
+@given(st.data())
+def test_kernels(data):
+    pytest.importorskip("triton")
+    assert_right(random_case(data, ("fused",)))
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_kernels_for_longer(data):
+    pytest.importorskip("triton")
+    assert_right(random_case(data, ("fused",)))
+
+
+def test_command(capsys):
+    assert fuzz.main(["--seconds", "0.3", "--seed", "1", "--targets", "field", "loss"]) == 0
+    assert "0 failures" in capsys.readouterr().out
+
+
+def test_wrong_results_are_failures(capsys, monkeypatch):
+    """A field that is 1% off."""
+    exact = fuzz.twin.log_field
+    monkeypatch.setattr(
+        fuzz.twin, "log_field", lambda *a, **k: (d := exact(*a, **k))._replace(values=1.01 * d.values)
+    )
+    assert fuzz.main(["--seconds", "0.3", "--targets", "field"]) == 1
+    assert "FAILED V is off by 0.0" in capsys.readouterr().out
