@@ -23,7 +23,7 @@ def test_the_bar_and_the_table_show_the_same_drift(kind, tmp_path, here, monkeyp
     assert max(map(len, done.stdout.splitlines()[:-4])) <= 80  # the last lines are paths of files
 
 
-@pytest.mark.parametrize("generator", [False, True])
+@pytest.mark.parametrize("generator", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_drift_of_the_first_and_the_last_step(generator):
     seen = []
     config = ToyConfig(generator=generator, steps=4, samples=32, positives=32)
