@@ -25,6 +25,7 @@ from tools import (
     cluster_estimate,
     document_tables,
     evaluator_tables,
+    experiments,
     gallery,
     parameter_table,
     policy_tables,
@@ -57,6 +58,8 @@ TABLES: dict[str, Table] = {
     "evaluator-ways": evaluator_tables.evaluator_ways,  # results/evaluator/README.md, docs/evaluation.md
     "evaluator-time": evaluator_tables.evaluator_time,  # results/evaluator/README.md
     "ablations": ablation_tables.summary,  # results/ablations/README.md
+    "encoders": experiments.encoders,  # results/cifar10/experiments.md
+    "generators": experiments.generators,  # results/cifar10/experiments.md
     "policy-spread": policy_tables.spread,  # results/policy/README.md, docs/policies.md
     "policy-latency": policy_tables.latency,  # results/policy/README.md, docs/policies.md
     "h200-loss": speed_tables.loss,  # results/speed-h200/README.md, as are all below
