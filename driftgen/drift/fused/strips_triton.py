@@ -26,7 +26,6 @@ import triton.language as tl
 from driftgen.drift.fused.distances_triton import GRADIENT, address
 from driftgen.drift.fused.passes_triton import add_product
 from driftgen.drift.fused.tiled_drift_triton import (
-    load_columns,
     load_row_terms,
     moving,
     rounded,
@@ -39,6 +38,7 @@ from driftgen.drift.fused.tiled_gradient_triton import combined_coefficients, lo
 from driftgen.drift.fused.tiled_softmax_triton import rates_of, terms_size, zero_sums
 from driftgen.drift.fused.tiles_triton import (
     column_distances,
+    column_weights,
     count_tiles,
     is_centered,
     locate_tile_at,
@@ -83,7 +83,7 @@ def _affinity_tile(
         column, rows, problem, counts, min_distance, self_distance,
         CENTERED, WORK, DIRECT, ONE, RAGGED, MASKED, DK, BN, BM, BK,
     )  # fmt: skip
-    columns = load_columns(terms, counts, group, weight, j, exists, WEIGHTED, BOTH)
+    columns = j, exists, column_weights(weight, group, counts, j, exists, WEIGHTED)
     _, _, tiles = count_tiles(counts, BM)
     sums += (slot * tiles + column) * (2 * R * BN) + tl.arange(0, BN)
     for r in tl.static_range(R):
@@ -97,7 +97,7 @@ def _affinity_tile(
         tl.store(sums + (R + r) * BN, tl.sum(value, axis=1))
 
 
-@triton.jit(do_not_specialize=["V", "N", "M", "P", "strips"])
+@triton.jit(do_not_specialize=["V", "strips"])
 def affinity_strips_kernel(
     origin, table, feature_of_vector, weight, units, temperatures, sample_data, softmax_terms, start,
     coefficients, sums, strips, V, N, M, P, width, min_distance, self_distance, floor,
@@ -170,7 +170,7 @@ def _add_sums(sums, begin, end, VALUES: tl.constexpr, BN: tl.constexpr):
     return totals
 
 
-@triton.jit(do_not_specialize=["V", "N", "M", "P", "strips"])
+@triton.jit(do_not_specialize=["V", "strips"])
 def strip_products_kernel(
     origin, table, feature_of_vector, sample_data, start, coefficients, sums, products, softmax_terms,
     strips, V, N, M, P, width, attraction, repulsion,
@@ -200,8 +200,8 @@ def strip_products_kernel(
         of_repelling = _add_sums(sums, 0, repelling, 2 * R, BN)
         of_attracting = _add_sums(sums, repelling, columns, 2 * R, BN)
         if part == 0:
-            store_sums(row_terms[2], of_repelling, row_terms, N, rows[3], R)
-            store_sums(row_terms[3], of_attracting, row_terms, N, rows[3], R)
+            store_sums(row_terms[1], of_repelling, row_terms, N, rows[3], R)
+            store_sums(row_terms[2], of_attracting, row_terms, N, rows[3], R)
         row_size = columns * BM
         coefficients += slot * (R * BN) * row_size
         drifts = _add_samples(
@@ -262,7 +262,7 @@ def _gradient_tile(
     tl.store(sums + (slot * tiles + column) * BN + tl.arange(0, BN), total)
 
 
-@triton.jit(do_not_specialize=["V", "N", "M", "P", "strips"])
+@triton.jit(do_not_specialize=["V", "strips"])
 def gradient_strips_kernel(
     origin, table, feature_of_vector, weight, units, norms, temperatures, sample_data, softmax_terms, start,
     coefficients, sums, strips, V, N, M, P, width, min_distance, self_distance, floor, attraction, repulsion,
@@ -300,7 +300,7 @@ def gradient_strips_kernel(
             )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["by_group", "V", "N", "M", "P", "strips"])
+@triton.jit(do_not_specialize=["by_group", "V", "strips"])
 def strip_gradient_kernel(
     origin, table, feature_of_vector, norms, sample_data, upstream, start, coefficients, sums,
     by_group, strips, V, N, M, P, width,
