@@ -246,7 +246,8 @@ def _add_up(total, square, deviation, center, samples, count, k, problem, B: tl.
     """Add the samples of a set and their squares to the sums of each coordinate in every B-th sample. Update
     the largest deviation from the center.
     """
-    for first in range(0, count, B):
+    # Stages: without them, only samples of matrix products are loaded ahead.
+    for first in tl.range(0, count, B, num_stages=4):
         tile = load_rows(samples, problem[3], first, count, problem[4], k, B, DK).to(tl.float32)
         inside = (first + tl.arange(0, B) < count)[:, None]
         total += tile
