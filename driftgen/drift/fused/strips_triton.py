@@ -35,7 +35,7 @@ from driftgen.drift.fused.tiled_drift_triton import (
     zero_drifts,
 )
 from driftgen.drift.fused.tiled_gradient_triton import combined_coefficients, load_factors, store_gradient
-from driftgen.drift.fused.tiled_softmax_triton import rates_of, terms_size, zero_sums
+from driftgen.drift.fused.tiled_softmax_triton import rates_of, terms_size
 from driftgen.drift.fused.tiles_triton import (
     column_distances,
     column_weights,
@@ -157,17 +157,19 @@ def _add_samples(
 @triton.jit
 def _add_sums(sums, begin, end, VALUES: tl.constexpr, BN: tl.constexpr):
     """Partial sums of the rows, added up over column tiles ``begin`` to ``end``."""
-    totals, i = zero_sums(VALUES, BN), tl.arange(0, BN)
+    totals, i = zero_drifts(VALUES, AT_ONCE, BN), tl.arange(0, BN)
     # Several tiles at a time: the loads of the next ones would wait for those of the last ones.
     for first in range(begin, end, AT_ONCE):
         column = first + tl.arange(0, AT_ONCE)
         updated = ()
         for v in tl.static_range(VALUES):
             at = sums + (column * VALUES + v)[:, None] * BN + i[None, :]
-            added = tl.sum(tl.load(at, mask=(column < end)[:, None], other=0.0), axis=0)
-            updated = updated + (totals[v] + added,)
+            updated = updated + (totals[v] + tl.load(at, mask=(column < end)[:, None], other=0.0),)
         totals = updated
-    return totals
+    of_rows = ()
+    for v in tl.static_range(VALUES):
+        of_rows = of_rows + (tl.sum(totals[v], axis=0),)
+    return of_rows
 
 
 @triton.jit(do_not_specialize=["V", "strips"])

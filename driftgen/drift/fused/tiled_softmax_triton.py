@@ -11,10 +11,11 @@ sums. The sweeps, in order:
 Every kernel writes each value once, and the tiles of a problem are added up in a fixed order, so that results
 do not depend on the order in which programs finish.
 
-Softmax terms of a problem with T samples: logarithms of the factors of columns of A, ``[R, T]``; and of the
-factors of rows of A, and the sums of A over repelling and attracting samples, S⁻ and S⁺, ``[R, N]`` each.
-With k the kernel and Σ its sum, A = √(k / Σ_y k · k / Σ_x k) = 2^(log₂ k + row + column): the factors contain
-the least distances, on which the logarithms of the sums depend, and each pair needs one addition for each.
+Softmax terms of a problem with T samples: logarithms of the factors of columns of A, ``[R, T]``; logarithms
+of the factors of rows of A, and the sums of A over repelling and attracting samples, S⁻ and S⁺, ``[R, N]``
+each. A = √(k / Σ_y k · k / Σ_x k) = 2^(log₂ k + row + column), where row is −½ log₂ Σ_y k and column
+−½ log₂ Σ_x k, so that the factors cost each pair one addition. Without normalization of columns, row is
+−log₂ Σ_y k.
 """
 
 from __future__ import annotations
@@ -199,11 +200,12 @@ def softmax_kernel(
     generated, _, all_tiles = count_tiles(counts, BN)
     tiles = all_tiles if BOTH else generated
     program = tl.program_id(0).to(tl.int64)
-    number, others = program, tl.num_programs(0) // tiles * generated
+    number = program
     if BOTH:
-        of_generated = program // generated * tiles + program % generated
-        after, rest = program - others, tl.maximum(tiles - generated, 1)
-        number = tl.where(program < others, of_generated, after // rest * tiles + generated + after % rest)
+        others = tl.maximum(tiles - generated, 1)
+        later = program - tl.num_programs(0) // tiles * generated
+        first = program // generated * tiles + program % generated
+        number = tl.where(later < 0, first, later // others * tiles + generated + later % others)
     t, pid, group, _, position, _, problem = locate_tile_at(
         number, tiles, origin, table, feature_of_vector, sample_data, V, counts, width, DK, DIRECT
     )
