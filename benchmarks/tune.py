@@ -33,6 +33,7 @@ from driftgen.support.atomic_write import atomic_write
 from driftgen.support.provenance import provenance
 
 CALLS = 10  # queued at a time, so that the GPU does not wait for the host
+QUEUE_CYCLES = 20_000_000  # about 10 ms, in which the host queues a call of the loss
 EVALUATOR = "milliseconds per call: median of batches of 10 queued calls, after one such batch"
 Build = dict[str, Any]
 ATTENTION_FORWARD: list[Build] = [
@@ -58,69 +59,54 @@ ATTENTION_BACKWARD: list[Build] = [
 ]
 TILE_FIELDS = ("rows", "columns", "inner", "outer", "strips", "warps", "stages", "registers")
 STRIP_WRITERS = [
-    (64, 64, 64, 64, False, 4, 3, None),
-    (64, 64, 64, 64, False, 4, 4, 128),
-    (64, 128, 64, 64, False, 4, 3, None),
-    (64, 128, 64, 64, False, 8, 3, None),
+    (64, 64, 64, 64, False, 4, 3, 128),
+    (64, 64, 64, 64, False, 4, 3, 168),
+    (64, 64, 128, 64, False, 4, 2, 128),
+    (64, 64, 256, 64, False, 4, 2, 168),
     (64, 128, 64, 64, False, 8, 3, 128),
-    (64, 128, 128, 64, False, 8, 2, 128),
 ]
-# In an order in which each kernel finds the best tiles of those before it.
+# In an order in which each kernel finds the best tiles of those before it. An inner size of 256 stands for
+# whole samples.
 TILE_CANDIDATES: dict[str, list[tuple[int, int, int, int, bool, int, int, int | None]]] = {
-    "center": [
-        (rows, 64, 64, 64, False, warps, 3, None) for rows, warps in ((32, 4), (64, 4), (128, 8), (256, 8))
-    ],
+    "center": [(rows, 64, 64, 64, False, warps, 3, None) for rows, warps in ((32, 4), (64, 8), (128, 8))],
     "norms": [(64, 64, 64, 64, False, 4, 3, None), (64, 64, 128, 64, False, 4, 2, None)],
     "scale": [
-        (rows, columns, 64, 64, False, warps, stages, registers)
-        for rows, columns, warps, stages, registers in (
-            (64, 64, 4, 3, None),
-            (64, 128, 4, 3, None),
-            (128, 64, 4, 3, None),
-            (128, 64, 8, 3, 128),
-            (128, 64, 8, 4, 128),
-            (128, 128, 8, 3, None),
-        )
+        (64, 128, 64, 64, False, 4, 3, None),
+        (128, 64, 64, 64, False, 8, 3, 128),
+        (64, 64, 256, 64, False, 4, 2, None),
+        (128, 64, 256, 64, False, 4, 2, None),
+        (128, 64, 256, 64, False, 8, 2, None),
     ],
     "softmax": [
-        (rows, columns, 64, 64, False, warps, 3, registers)
-        for rows, columns, warps, registers in (
-            (64, 64, 4, None),
-            (64, 64, 4, 128),
-            (64, 128, 8, 128),
-            (128, 64, 8, None),
-            (128, 64, 8, 128),
-            (128, 128, 8, None),
-        )
+        (64, 64, 64, 64, False, 4, 3, 128),
+        (64, 128, 64, 64, False, 8, 3, 128),
+        (128, 128, 64, 64, False, 8, 3, None),
+        (64, 64, 256, 64, False, 4, 2, None),
+        (64, 64, 256, 64, False, 4, 2, 168),
+        (128, 64, 256, 64, False, 8, 2, None),
     ],
     "affinity_strips": STRIP_WRITERS,
     "strip_products": [
-        (64, 64, inner, outer, False, warps, stages, None)
-        for inner, outer, warps, stages in (
-            (64, 64, 4, 3),
-            (64, 64, 4, 4),
-            (64, 64, 8, 3),
-            (64, 128, 8, 2),
-            (64, 128, 8, 3),
-            (32, 128, 8, 4),
-        )
+        (64, 64, 64, 64, False, 4, 3, None),
+        (64, 64, 32, 64, False, 4, 5, None),
+        (64, 64, 64, 128, False, 8, 3, None),
     ],
     "products": [
-        *[(64, columns, 64, 64, False, 4, 3, None) for columns in (32, 64)],
         *[(64, columns, 64, 64, False, 8, 3, None) for columns in (32, 64)],
-        (128, 64, 64, 64, False, 8, 3, None),
         (64, 64, 64, 64, True, 4, 3, None),
     ],
     "gradient_strips": STRIP_WRITERS,
     "strip_gradient": [
-        *[(64, 64, 64, 64, False, 4, stages, None) for stages in (3, 4)],
-        *[(64, 64, 64, 128, False, warps, 3, None) for warps in (4, 8)],
-        *[(64, 64, 64, 256, False, 8, stages, None) for stages in (2, 3)],
+        (64, 64, 64, 64, False, 4, 3, None),
+        (64, 64, 64, 128, False, 4, 3, None),
+        (64, 64, 32, 128, False, 4, 5, None),
     ],
     "gradient": [
-        *[(64, 64, inner, 64, False, 4, 3, None) for inner in (64, 128)],
+        (64, 32, 256, 64, False, 4, 2, None),
+        (64, 32, 256, 64, False, 4, 3, None),
+        (64, 64, 256, 64, False, 4, 2, None),
+        (128, 32, 256, 64, False, 8, 2, None),
         (64, 64, 64, 64, False, 8, 3, None),
-        (128, 64, 64, 64, False, 8, 3, None),
         (64, 64, 64, 64, True, 4, 3, None),
     ],
 }
@@ -230,26 +216,33 @@ def tune_group_norm(args: argparse.Namespace) -> Iterator[Build]:
 def kernel_times(loss: dg.DriftingLoss, sets: list[Tensor], repeats: int) -> dict[str, float]:
     """Return the milliseconds of each kernel in a call of the loss and its gradient: the median, after two
     calls, of the sum over launches.
+
+    The GPU waits until a call is queued. A launch on an idle GPU would take some 30 microseconds longer,
+    which is more than many of these kernels need.
     """
     from driftgen.ops.launch import Launch
 
     real = Launch.__call__
     calls: list[dict[str, float]] = []
+    events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
 
     def call(self: Launch, *tensors: Tensor) -> None:
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         real(self, *tensors)
         stop.record()
-        stop.synchronize()
-        name = self.kernel.__name__
-        calls[-1][name] = calls[-1].get(name, 0.0) + start.elapsed_time(stop)
+        events.append((self.kernel.__name__, start, stop))
 
     Launch.__call__ = call  # type: ignore[method-assign]
     try:
         for _ in range(repeats + 2):
-            calls.append({})
+            events.clear()
+            torch.cuda._sleep(QUEUE_CYCLES)
             torch.autograd.grad(loss(*sets).loss, sets[0])
+            torch.cuda.synchronize()
+            calls.append({})
+            for name, start, stop in events:
+                calls[-1][name] = calls[-1].get(name, 0.0) + start.elapsed_time(stop)
     finally:
         Launch.__call__ = real  # type: ignore[method-assign]
     return {name: statistics.median(each[name] for each in calls[2:]) for name in calls[-1]}
@@ -277,8 +270,8 @@ def tune_loss(args: argparse.Namespace) -> Iterator[Build]:
 def tune_tiles(args: argparse.Namespace) -> Iterator[Build]:
     """Time the kernels for large groups with other tiles, one kernel at a time, and print the fastest rows.
 
-    All candidates of a kernel are compiled in parallel first. Later kernels use the fastest tiles of earlier
-    ones, so that sweeps and strips are compared at their best.
+    All candidates are compiled in parallel first. Later kernels use the fastest tiles of earlier ones, so
+    that sweeps and strips are compared at their best.
     """
     from driftgen.drift.batching import as_features, buckets_by_width
     from driftgen.drift.fused import tile_sizes
@@ -290,30 +283,41 @@ def tune_tiles(args: argparse.Namespace) -> Iterator[Build]:
     sizes = args.generated, args.positives, args.unconditional
     usual, prepare = dict(tile_sizes.TILES), Launch.prepare
     by_strips = {name: kernel for kernel, names in STRIPS.items() for name in names}
-    best: dict[str, list[tuple[float, Tile]]] = {}
-    for width in args.widths:
-        sets = draw_sets(args.groups or 64, sizes, width)
-        buckets = buckets_by_width(*as_features(*sets, *[None] * (3 - len(sets))))
-        kernel_times(dg.DriftingLoss(), sets, 1)  # compiles the usual kernels
+    kernels, best = args.only or list(TILE_CANDIDATES), dict[str, list[tuple[float, Tile]]]()
+
+    def start(sets: list[Tensor]) -> dg.DriftingLoss:
+        """Start to compile the kernels of a loss, and return it."""
+        loss, buckets = dg.DriftingLoss(), buckets_by_width(*as_features(*sets, *[None] * (3 - len(sets))))
+        make_plan(LossCall(loss.settings, buckets, None, None, True))
+        return loss
+
+    def plan(kernel: str, sets: list[Tensor], fastest: dict[str, Any]) -> list[tuple[Tile, dg.DriftingLoss]]:
+        """Start to compile the candidates of a kernel, and return them with a loss for each."""
+        width, others, planned = sets[0].shape[-1], dict(fastest), []
+        if kernel in by_strips:
+            others[by_strips[kernel]] = (Tile(strips=True),)
+        Launch.prepare = lambda self, *dtypes: (  # type: ignore[method-assign]
+            prepare(self, *dtypes) if kernel in self.kernel.__name__ else None
+        )
+        for values in TILE_CANDIDATES[kernel]:
+            tile = Tile(**dict(zip(TILE_FIELDS, values, strict=True)), from_width=width)
+            if (not tile.strips and width > WIDEST_SWEEPS.get(kernel, width)) or 128 < tile.inner < width:
+                continue
+            tile_sizes.TILES = others | {kernel: (tile,)}
+            planned.append((tile, start(sets)))
+        Launch.prepare, tile_sizes.TILES = prepare, usual  # type: ignore[method-assign]
+        return planned
+
+    sets_of_width = [draw_sets(args.groups or 64, sizes, width) for width in args.widths]
+    for sets in sets_of_width:
+        start(sets)
+        for kernel in kernels:
+            plan(kernel, sets, usual)
+    for width, sets in zip(args.widths, sets_of_width, strict=True):
         fastest = dict(usual)
-        for kernel in args.only or TILE_CANDIDATES:
-            planned, others = [], dict(fastest)
-            if kernel in by_strips:
-                others[by_strips[kernel]] = (Tile(strips=True),)
-            Launch.prepare = lambda self, *dtypes, kernel=kernel: (  # type: ignore[method-assign]
-                prepare(self, *dtypes) if kernel in self.kernel.__name__ else None
-            )
-            for values in TILE_CANDIDATES[kernel]:
-                tile = Tile(**dict(zip(TILE_FIELDS, values, strict=True)), from_width=width)
-                if not tile.strips and width > WIDEST_SWEEPS.get(kernel, width):
-                    continue
-                tile_sizes.TILES = others | {kernel: (tile,)}
-                loss = dg.DriftingLoss()
-                make_plan(LossCall(loss.settings, buckets, None, None, True))
-                planned.append((tile, loss))
-            Launch.prepare, tile_sizes.TILES = prepare, usual  # type: ignore[method-assign]
+        for kernel in kernels:
             timed = []
-            for tile, loss in planned:
+            for tile, loss in plan(kernel, sets, fastest):
                 times = attempt(lambda loss=loss, sets=sets: kernel_times(loss, sets, args.repeats))
                 if "error" not in times:
                     # The sum: strips take more kernels than sweeps, and their sizes affect each other.

@@ -99,6 +99,17 @@ def test_sweeps(kind, dtype, tiles, launched):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("strips", [False, True])
+@pytest.mark.parametrize("convention", ["release", "paper"])
+def test_full_tiles(convention, strips, tiles):
+    """Sets that fill their tiles need no masks."""
+    tiles(strips=strips)
+    gen, neg, pos = samples("random", (32, 16, 48), 34, groups=2, dtype=torch.bfloat16)
+    exact = {"release": twin.release_loss, "paper": twin.paper_loss}[convention]
+    compare(gen, pos, neg, exact, temperatures=(0.1, 0.3), convention=convention)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("width", [1, 33, 70])
 def test_widths(width, dtype, tiles):

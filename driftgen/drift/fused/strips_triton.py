@@ -26,7 +26,6 @@ import triton.language as tl
 from driftgen.drift.fused.distances_triton import GRADIENT, address
 from driftgen.drift.fused.passes_triton import add_product
 from driftgen.drift.fused.tiled_drift_triton import (
-    load_columns,
     load_row_terms,
     moving,
     rounded,
@@ -36,9 +35,10 @@ from driftgen.drift.fused.tiled_drift_triton import (
     zero_drifts,
 )
 from driftgen.drift.fused.tiled_gradient_triton import combined_coefficients, load_factors, store_gradient
-from driftgen.drift.fused.tiled_softmax_triton import rates_of, terms_size, zero_sums
+from driftgen.drift.fused.tiled_softmax_triton import rates_of, terms_size
 from driftgen.drift.fused.tiles_triton import (
     column_distances,
+    column_weights,
     count_tiles,
     is_centered,
     locate_tile_at,
@@ -83,7 +83,7 @@ def _affinity_tile(
         column, rows, problem, counts, min_distance, self_distance,
         CENTERED, WORK, DIRECT, ONE, RAGGED, MASKED, DK, BN, BM, BK,
     )  # fmt: skip
-    columns = load_columns(terms, counts, group, weight, j, exists, WEIGHTED, BOTH)
+    columns = j, exists, column_weights(weight, group, counts, j, exists, WEIGHTED)
     _, _, tiles = count_tiles(counts, BM)
     sums += (slot * tiles + column) * (2 * R * BN) + tl.arange(0, BN)
     for r in tl.static_range(R):
@@ -97,7 +97,7 @@ def _affinity_tile(
         tl.store(sums + (R + r) * BN, tl.sum(value, axis=1))
 
 
-@triton.jit(do_not_specialize=["V", "N", "M", "P", "strips"])
+@triton.jit(do_not_specialize=["V", "strips"])
 def affinity_strips_kernel(
     origin, table, feature_of_vector, weight, units, temperatures, sample_data, softmax_terms, start,
     coefficients, sums, strips, V, N, M, P, width, min_distance, self_distance, floor,
@@ -157,20 +157,22 @@ def _add_samples(
 @triton.jit
 def _add_sums(sums, begin, end, VALUES: tl.constexpr, BN: tl.constexpr):
     """Partial sums of the rows, added up over column tiles ``begin`` to ``end``."""
-    totals, i = zero_sums(VALUES, BN), tl.arange(0, BN)
+    totals, i = zero_drifts(VALUES, AT_ONCE, BN), tl.arange(0, BN)
     # Several tiles at a time: the loads of the next ones would wait for those of the last ones.
     for first in range(begin, end, AT_ONCE):
         column = first + tl.arange(0, AT_ONCE)
         updated = ()
         for v in tl.static_range(VALUES):
             at = sums + (column * VALUES + v)[:, None] * BN + i[None, :]
-            added = tl.sum(tl.load(at, mask=(column < end)[:, None], other=0.0), axis=0)
-            updated = updated + (totals[v] + added,)
+            updated = updated + (totals[v] + tl.load(at, mask=(column < end)[:, None], other=0.0),)
         totals = updated
-    return totals
+    of_rows = ()
+    for v in tl.static_range(VALUES):
+        of_rows = of_rows + (tl.sum(totals[v], axis=0),)
+    return of_rows
 
 
-@triton.jit(do_not_specialize=["V", "N", "M", "P", "strips"])
+@triton.jit(do_not_specialize=["V", "strips"])
 def strip_products_kernel(
     origin, table, feature_of_vector, sample_data, start, coefficients, sums, products, softmax_terms,
     strips, V, N, M, P, width, attraction, repulsion,
@@ -200,8 +202,8 @@ def strip_products_kernel(
         of_repelling = _add_sums(sums, 0, repelling, 2 * R, BN)
         of_attracting = _add_sums(sums, repelling, columns, 2 * R, BN)
         if part == 0:
-            store_sums(row_terms[2], of_repelling, row_terms, N, rows[3], R)
-            store_sums(row_terms[3], of_attracting, row_terms, N, rows[3], R)
+            store_sums(row_terms[1], of_repelling, row_terms, N, rows[3], R)
+            store_sums(row_terms[2], of_attracting, row_terms, N, rows[3], R)
         row_size = columns * BM
         coefficients += slot * (R * BN) * row_size
         drifts = _add_samples(
@@ -262,7 +264,7 @@ def _gradient_tile(
     tl.store(sums + (slot * tiles + column) * BN + tl.arange(0, BN), total)
 
 
-@triton.jit(do_not_specialize=["V", "N", "M", "P", "strips"])
+@triton.jit(do_not_specialize=["V", "strips"])
 def gradient_strips_kernel(
     origin, table, feature_of_vector, weight, units, norms, temperatures, sample_data, softmax_terms, start,
     coefficients, sums, strips, V, N, M, P, width, min_distance, self_distance, floor, attraction, repulsion,
@@ -300,7 +302,7 @@ def gradient_strips_kernel(
             )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["by_group", "V", "N", "M", "P", "strips"])
+@triton.jit(do_not_specialize=["by_group", "V", "strips"])
 def strip_gradient_kernel(
     origin, table, feature_of_vector, norms, sample_data, upstream, start, coefficients, sums,
     by_group, strips, V, N, M, P, width,

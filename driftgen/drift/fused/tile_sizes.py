@@ -54,40 +54,42 @@ class Tile:
 
 
 # By kernel. Tensor cores take 64 rows for each four warps. Eight warps share the columns of 64 rows, unless a
-# tile holds whole samples: then the compiler gives both halves the same work. Large tiles load samples less
-# often. Small tiles and few registers let several programs share a multiprocessor, so that one computes
-# affinities while another one waits for samples; and they waste less on sets that do not fill their tiles.
+# tile holds whole samples: then the compiler gives both halves the same work. Tiles of whole samples
+# (``inner`` is the width) keep their rows, are loaded ahead, and serve for distances and drifts. Large tiles
+# load samples less often. Small tiles and few registers let several programs share a multiprocessor, so that
+# one computes affinities while another one waits for samples; and sets fill them more often, which saves
+# masks.
 TILES: dict[str, tuple[Tile, ...]] = {
-    "center": (Tile(rows=128, warps=8),),
+    "center": (Tile(rows=64, warps=8),),
     "norms": (Tile(),),
     "scale": (
         Tile(rows=128, columns=64, warps=4),
         Tile(rows=128, columns=64, warps=8, registers=128, from_width=128),
+        Tile(rows=64, columns=128, warps=4, from_width=256),
     ),
     "softmax": (
         Tile(rows=64, columns=64, warps=4),
         Tile(rows=128, columns=64, warps=8, from_generated=384),
-        Tile(rows=128, columns=128, warps=8, from_width=256, from_generated=384),
+        Tile(rows=64, columns=64, inner=128, warps=4, registers=168, from_width=65),
+        Tile(rows=64, columns=64, warps=4, registers=128, from_width=129),
         Tile(rows=128, columns=128, warps=8, from_width=512),
+        Tile(rows=64, columns=128, warps=8, registers=128, from_width=512, from_generated=384),
     ),
     "products": (Tile(rows=64, columns=64, warps=4), Tile(strips=True, from_width=65)),
     "affinity_strips": (
-        Tile(rows=64, columns=64, warps=4),
-        Tile(rows=64, columns=128, warps=8, registers=128, from_generated=384),
+        Tile(rows=64, columns=64, warps=4, registers=128),
+        Tile(rows=64, columns=128, warps=8, registers=128, from_width=512, from_generated=384),
     ),
-    "strip_products": (
-        Tile(inner=64, outer=64, warps=4),
-        Tile(inner=64, outer=128, warps=8, from_width=512),
-    ),
+    "strip_products": (Tile(inner=64, outer=64, warps=4),),
     "gradient": (
         Tile(rows=64, columns=64, warps=4),
         Tile(rows=64, columns=64, inner=128, warps=4, from_width=65),
-        Tile(rows=64, columns=64, warps=8, from_width=129),
+        Tile(rows=64, columns=32, inner=256, warps=4, stages=2, from_width=129),
         Tile(strips=True, from_width=257),
     ),
     "gradient_strips": (
-        Tile(rows=64, columns=64, warps=4),
-        Tile(rows=64, columns=128, warps=8, registers=128, from_generated=384),
+        Tile(rows=64, columns=64, warps=4, registers=128),
+        Tile(rows=64, columns=128, warps=8, registers=128, from_width=512, from_generated=384),
     ),
     "strip_gradient": (Tile(inner=64, outer=128, warps=4),),
 }

@@ -19,7 +19,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from driftgen.drift.fused.affinities_triton import affinity
+from driftgen.drift.fused.affinities_triton import PADDED, log2_quotient
 from driftgen.drift.fused.passes_triton import add_product
 from driftgen.drift.fused.tiled_softmax_triton import rates_of, terms_size, zero_sums
 from driftgen.drift.fused.tiles_triton import (
@@ -27,6 +27,7 @@ from driftgen.drift.fused.tiles_triton import (
     column_weights,
     count_tiles,
     is_centered,
+    load_columns,
     locate_tile,
     own_samples,
     row_tile,
@@ -34,7 +35,6 @@ from driftgen.drift.fused.tiles_triton import (
 )
 
 __all__ = [
-    "load_columns",
     "load_row_terms",
     "load_sums",
     "moving",
@@ -49,13 +49,12 @@ __all__ = [
 
 @triton.jit
 def load_row_terms(terms, counts, i, R: tl.constexpr):
-    """Distance of each row to the nearest sample, the factors of the rows of A, and pointers to S⁻ and S⁺."""
-    N, T = counts[0], counts[0] + counts[1] + counts[2]
-    of_rows = terms + T * (1 + R)
-    nearest, by_row = tl.load(of_rows + i, mask=i < N, other=0.0), ()
+    """Logarithms of the factors of the rows of A, and pointers to S⁻ and S⁺."""
+    N, by_row = counts[0], ()
+    terms += (N + counts[1] + counts[2]) * R
     for r in tl.static_range(R):
-        by_row = by_row + (tl.load(of_rows + N * (1 + r) + i, mask=i < N, other=0.0),)
-    return nearest, by_row, of_rows + N * (1 + R), of_rows + N * (1 + 2 * R)
+        by_row = by_row + (tl.load(terms + N * r + i, mask=i < N, other=-PADDED),)
+    return by_row, terms + N * R, terms + N * (2 * R)
 
 
 @triton.jit
@@ -70,7 +69,7 @@ def load_sums(sums, factor, N, i, R: tl.constexpr):
 @triton.jit
 def moving(row_terms, r: tl.constexpr, i, N):
     """Mask of the rows that drift: generated samples for which some sample has weight."""
-    return (i < N) & (row_terms[1][r] > 0)
+    return (i < N) & (row_terms[0][r] > -0.5 * PADDED)
 
 
 @triton.jit
@@ -81,48 +80,39 @@ def store_sums(sums, values, row_terms, N, i, R: tl.constexpr):
 
 
 @triton.jit
-def load_columns(terms, counts, group, weight, j, exists, WEIGHTED: tl.constexpr, BOTH: tl.constexpr):
-    """Numbers of the samples of a tile, a mask of those that exist, their weights, and their distances to the
-    nearest generated sample.
-    """
-    w = column_weights(weight, group, counts, j, exists, WEIGHTED)
-    near = w
-    if BOTH:
-        near = tl.load(terms + j, mask=exists, other=0.0)
-    return j, exists, w, near
-
-
-@triton.jit
 def tile_affinity(
     r: tl.constexpr, distance, row_terms, columns, terms, counts, rates, floor,
     WEIGHTED: tl.constexpr, RAGGED: tl.constexpr, KERNEL: tl.constexpr, BOTH: tl.constexpr,
     WEIGHTED_SOFTMAX: tl.constexpr,
 ):  # fmt: skip
-    """A of a tile at one temperature, 0 for samples that do not exist."""
-    by_column, least = columns[3], floor
+    """A of a tile at one temperature, 0 for samples that do not exist. ``columns`` are the numbers of the
+    samples of the tile, a mask of those that exist, and their weights.
+    """
+    least = floor
     if RAGGED and not WEIGHTED:
         # The distance of padded samples is PADDED: without a floor, their affinity is 0.
         least = tl.where(columns[1], floor, 0.0)[None, :]
+    exponent = log2_quotient(distance, -row_terms[0][r][:, None], rates[r], KERNEL)
     if BOTH:
         T = counts[0] + counts[1] + counts[2]
-        by_column = tl.load(terms + T * (1 + r) + columns[0], mask=columns[1], other=0.0)
-    return affinity(
-        distance, row_terms[0], row_terms[1][r], columns[3], by_column, columns[2], rates[r], least,
-        KERNEL, BOTH, WEIGHTED_SOFTMAX, WEIGHTED,
-    )  # fmt: skip
+        exponent += load_columns(terms + T * r + columns[0], columns[1], RAGGED)[None, :]
+    if WEIGHTED_SOFTMAX:
+        exponent = tl.minimum(exponent, 60.0)  # only samples without weight exceed it
+    a = tl.maximum(tl.exp2(exponent), least)
+    return a * columns[2][None, :] if WEIGHTED else a
 
 
 @triton.jit
 def rounded(value, WORK: tl.constexpr):
     """Round to the dtype of products. Returns the result in this dtype and in float32."""
-    result = value.to(WORK)
     if tl.bfloat16 == WORK:
-        # The same by integers: conversions of pairs are cheap, but if the results are converted back, the
-        # compiler converts single numbers, each of which takes as long as an exponential.
-        bits = value.to(tl.int32, bitcast=True)
-        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
-        return result, bits.to(tl.float32, bitcast=True)
+        # By integers, half away from zero: conversions of pairs are cheap, but if the results are converted
+        # back, the compiler converts single numbers, each of which takes as long as an exponential.
+        bits = (value.to(tl.int32, bitcast=True) + 0x8000) & -0x10000
+        value = bits.to(tl.float32, bitcast=True)
+        return value.to(WORK), value
     else:
+        result = value.to(WORK)
         return result, result.to(tl.float32)
 
 
@@ -150,7 +140,7 @@ def _sum_samples(
             column, rows, problem, counts, min_distance, self_distance,
             CENTERED, WORK, DIRECT, ONE, RAGGED, MASKED, DK, BN, BM, BK,
         )  # fmt: skip
-        columns = load_columns(terms, counts, group, weight, j, exists, WEIGHTED, BOTH)
+        columns = j, exists, column_weights(weight, group, counts, j, exists, WEIGHTED)
         samples, first, count, _ = tile_at(column, problem, counts, BM)
         y = own_samples(samples, first, count, 0, problem, counts, DIRECT, WORK, BM, BD)
         next_sums, next_totals, next_drifts = (), (), ()
@@ -207,12 +197,12 @@ def _products_sweep(
         drift = (-repulsion * attracted[r])[:, None] * repelling_drift
         drift += (attraction * repelled[r])[:, None] * attracting_drift
         values = values + (tl.where(moving(row_terms, r, rows[3], N)[:, None], drift, 0.0),)
-    store_sums(row_terms[2], repelled, row_terms, N, rows[3], R)
-    store_sums(row_terms[3], attracted, row_terms, N, rows[3], R)
+    store_sums(row_terms[1], repelled, row_terms, N, rows[3], R)
+    store_sums(row_terms[2], attracted, row_terms, N, rows[3], R)
     store_products(out, values, R)
 
 
-@triton.jit(do_not_specialize=["V", "N", "M", "P"])
+@triton.jit(do_not_specialize=["V"])
 def tiled_products_kernel(
     origin, table, feature_of_vector, weight, units, temperatures, sample_data, products, softmax_terms,
     V, N, M, P, width, min_distance, self_distance, floor, attraction, repulsion,

@@ -8,7 +8,6 @@ import triton.language as tl
 from driftgen.drift.fused.distances_triton import GRADIENT, address
 from driftgen.drift.fused.passes_triton import add_product
 from driftgen.drift.fused.tiled_drift_triton import (
-    load_columns,
     load_row_terms,
     load_sums,
     rounded,
@@ -17,6 +16,7 @@ from driftgen.drift.fused.tiled_drift_triton import (
 from driftgen.drift.fused.tiled_softmax_triton import rates_of, terms_size
 from driftgen.drift.fused.tiles_triton import (
     column_distances,
+    column_weights,
     count_tiles,
     is_centered,
     locate_tile,
@@ -40,8 +40,8 @@ def _normalized(sums, inverse_norms, R: tl.constexpr):
 @triton.jit
 def load_factors(row_terms, inverse_norms, attraction, repulsion, N, i, R: tl.constexpr):
     """Factors of A in Σ_τ C_τ / λ_τ for each temperature: of repelling samples, and of attracting ones."""
-    pushes = _normalized(load_sums(row_terms[3], -repulsion, N, i, R), inverse_norms, R)
-    return pushes, _normalized(load_sums(row_terms[2], attraction, N, i, R), inverse_norms, R)
+    pushes = _normalized(load_sums(row_terms[2], -repulsion, N, i, R), inverse_norms, R)
+    return pushes, _normalized(load_sums(row_terms[1], attraction, N, i, R), inverse_norms, R)
 
 
 @triton.jit
@@ -59,7 +59,7 @@ def combined_coefficients(
         column, rows, problem, counts, min_distance, self_distance,
         CENTERED, WORK, DIRECT, ONE, RAGGED, MASKED, DK, BN, BM, BK,
     )  # fmt: skip
-    columns = load_columns(terms, counts, group, weight, j, exists, WEIGHTED, BOTH)
+    columns = j, exists, column_weights(weight, group, counts, j, exists, WEIGHTED)
     c = tl.zeros((BN, BM), tl.float32)
     for r in tl.static_range(R):
         a = tile_affinity(
@@ -117,7 +117,7 @@ def _gradient_sweep(
     store_gradient(out, drift, total, factor, 0, rows, problem, counts, DIRECT, WORK, BN, BD)
 
 
-@triton.jit(do_not_specialize=["by_group", "V", "N", "M", "P"])
+@triton.jit(do_not_specialize=["by_group", "V"])
 def tiled_gradient_kernel(
     origin, table, feature_of_vector, weight, units, norms, temperatures, sample_data, softmax_terms,
     upstream, by_group, V, N, M, P, width, min_distance, self_distance, floor, attraction, repulsion,

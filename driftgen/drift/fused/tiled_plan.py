@@ -210,7 +210,7 @@ def plan_tiles(
     data = total + 1 + 4 * _divide(shape.width, CENTER_TILE) + shape.width
     return TiledPasses(
         1 if shape.direct else shape.problems * (_divide(data, 4) * 4),
-        shape.problems * (total * (1 + r) + generated * (1 + 3 * r)),
+        shape.problems * (total + 3 * generated) * r,
         TiledScale(row_tiles * splits, (*before, scale)),
         TiledProducts(parts, softmax_launch, last),
         (gradients[0], gradients[1]),

@@ -11,10 +11,11 @@ sums. The sweeps, in order:
 Every kernel writes each value once, and the tiles of a problem are added up in a fixed order, so that results
 do not depend on the order in which programs finish.
 
-Softmax terms of a problem with T samples: the distance of each sample to the nearest generated one, ``[T]``;
-the factors of columns of A, ``[R, T]``; the distance of each generated sample to the nearest of all samples,
-``[N]``; the factors of rows of A, and the sums of A over repelling and attracting samples, S⁻ and S⁺,
-``[R, N]`` each.
+Softmax terms of a problem with T samples: logarithms of the factors of columns of A, ``[R, T]``; logarithms
+of the factors of rows of A, and the sums of A over repelling and attracting samples, S⁻ and S⁺, ``[R, N]``
+each. A = √(k / Σ_y k · k / Σ_x k) = 2^(log₂ k + row + column), where row is −½ log₂ Σ_y k and column
+−½ log₂ Σ_x k, so that the factors cost each pair one addition. Without normalization of columns, row is
+−log₂ Σ_y k.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ import triton.language as tl
 
 from driftgen.drift.fused.affinities_triton import (
     PADDED,
-    inverse_root,
     log2_kernel,
     or_else,
     row_min,
@@ -36,6 +36,7 @@ from driftgen.drift.fused.tiles_triton import (
     count_tiles,
     is_centered,
     locate_tile,
+    locate_tile_at,
     row_tile,
 )
 
@@ -54,7 +55,7 @@ def _scale_sweep(
     for column in range(begin, end):
         distance, j, exists = column_distances(
             column, rows, problem, counts, min_distance, 0.0,
-            CENTERED, WORK, DIRECT, ONE, False, False, DK, BN, BM, BK,
+            CENTERED, WORK, DIRECT, ONE, RAGGED, False, DK, BN, BM, BK,
         )  # fmt: skip
         if RAGGED or WEIGHTED:
             distance *= column_weights(weight, group, counts, j, exists, WEIGHTED)[None, :]
@@ -62,7 +63,7 @@ def _scale_sweep(
     tl.store(out, tl.sum(tl.where(rows[3] < counts[0], total, 0.0), axis=0))
 
 
-@triton.jit(do_not_specialize=["splits", "V", "N", "M", "P"])
+@triton.jit(do_not_specialize=["splits", "V"])
 def tiled_scale_kernel(
     origin, table, feature_of_vector, weight, sample_data, sums, splits, V, N, M, P, width, min_distance,
     WORK: tl.constexpr, WEIGHTED: tl.constexpr, RAGGED: tl.constexpr, DIRECT: tl.constexpr, ONE: tl.constexpr,
@@ -126,6 +127,12 @@ def _add_kernels(
 
 
 @triton.jit
+def _log2_sum(near, total, rate, KERNEL: tl.constexpr):
+    """log₂ Σ k, given the least distance and Σ k / k(near)."""
+    return log2_kernel(near, rate, KERNEL) + tl.log2(tl.maximum(total, 1e-30))
+
+
+@triton.jit
 def _softmax_sweep(
     t, problem, counts, group, weight, rates, terms, min_distance, self_distance,
     CENTERED: tl.constexpr, WORK: tl.constexpr, RAGGED: tl.constexpr, DIRECT: tl.constexpr, ONE: tl.constexpr,
@@ -160,24 +167,25 @@ def _softmax_sweep(
         nearest, totals = _add_kernels(nearest, totals, distance, w, rates, KERNEL, WEIGHTED_SOFTMAX, R)
     own = rows[1] + tl.arange(0, BN) < rows[2]
     nearest = or_else(nearest, 0.0)
-    tl.store(terms + rows[3], or_else(near, nearest), mask=own)
-    of_rows = terms + T * (1 + R)
-    tl.store(of_rows + rows[3], nearest, mask=own & is_generated)
+    near = or_else(near, nearest)
     for r in tl.static_range(R):
-        tl.store(terms + T * (1 + r) + rows[3], inverse_root(sums[r]), mask=own)
-        by_row = inverse_root(totals[r]) if BOTH else 1.0 / tl.maximum(totals[r], 1e-30)
+        by_row = _log2_sum(nearest, totals[r], rates[r], KERNEL)
+        if BOTH:
+            by_row *= 0.5
+            by_column = 0.5 * _log2_sum(near, sums[r], rates[r], KERNEL)
+            tl.store(terms + T * r + rows[3], -by_column, mask=own)
         # Rows for which no sample has weight do not drift.
-        by_row = tl.where(totals[r] > 1e-30, by_row, 0.0)
-        tl.store(of_rows + N * (1 + r) + rows[3], by_row, mask=own & is_generated)
+        by_row = tl.where(totals[r] > 1e-30, by_row, PADDED)
+        tl.store(terms + T * R + N * r + rows[3], -by_row, mask=own & is_generated)
 
 
 @triton.jit
 def terms_size(counts, R: tl.constexpr):
     """Elements of the softmax terms of a problem."""
-    return ((counts[0] + counts[1] + counts[2]) * (1 + R) + counts[0] * (1 + 3 * R)).to(tl.int64)
+    return ((counts[0] + counts[1] + counts[2]) * R + counts[0] * 3 * R).to(tl.int64)
 
 
-@triton.jit(do_not_specialize=["V", "N", "M", "P"])
+@triton.jit(do_not_specialize=["V"])
 def softmax_kernel(
     origin, table, feature_of_vector, weight, units, temperatures, sample_data, softmax_terms,
     V, N, M, P, width, min_distance, self_distance,
@@ -185,14 +193,21 @@ def softmax_kernel(
     KERNEL: tl.constexpr, BOTH: tl.constexpr, MASKED: tl.constexpr, WEIGHTED_SOFTMAX: tl.constexpr,
     DK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Store the least distances and the factors of rows and columns of A. Without normalization of columns,
-    only tiles of generated samples have programs.
+    """Store the factors of rows and columns of A. Without normalization of columns, only tiles of generated
+    samples have programs. The rows of generated samples take longest: they come first.
     """
     counts = (N, M, P)
     generated, _, all_tiles = count_tiles(counts, BN)
     tiles = all_tiles if BOTH else generated
-    t, pid, group, _, position, _, problem = locate_tile(
-        tiles, origin, table, feature_of_vector, sample_data, V, counts, width, DK, DIRECT
+    program = tl.program_id(0).to(tl.int64)
+    number = program
+    if BOTH:
+        others = tl.maximum(tiles - generated, 1)
+        later = program - tl.num_programs(0) // tiles * generated
+        first = program // generated * tiles + program % generated
+        number = tl.where(later < 0, first, later // others * tiles + generated + later % others)
+    t, pid, group, _, position, _, problem = locate_tile_at(
+        number, tiles, origin, table, feature_of_vector, sample_data, V, counts, width, DK, DIRECT
     )
     unit = tl.load(units + position * 2).to(tl.float32)
     rates = rates_of(temperatures, unit, R)

@@ -32,6 +32,7 @@ __all__ = [
     "column_weights",
     "count_tiles",
     "is_centered",
+    "load_columns",
     "locate_tile",
     "locate_tile_at",
     "norms_kernel",
@@ -181,6 +182,17 @@ def _tile_differences(rows, samples, first, count, problem, BN: tl.constexpr, BM
 
 
 @triton.jit
+def load_columns(pointer, exists, RAGGED: tl.constexpr):
+    """Load one value for each sample of a tile, 0 for those that do not exist. Threads load these values
+    between the products of a tile and its affinities, so that a mask for each would take as long as they do.
+    """
+    if RAGGED:
+        return tl.load(pointer, mask=exists, other=0.0)
+    else:
+        return tl.load(pointer)
+
+
+@triton.jit
 def column_distances(
     t, rows, problem, counts, min_distance, self_distance, CENTERED: tl.constexpr, WORK: tl.constexpr,
     DIRECT: tl.constexpr, ONE: tl.constexpr, RAGGED: tl.constexpr, MASKED: tl.constexpr, DK: tl.constexpr,
@@ -198,7 +210,7 @@ def column_distances(
         product = _tile_products(
             rows, samples, first, count, problem, counts, CENTERED, WORK, ONE, DK, BN, BM, BK
         )
-        square = squares(product, rows[4], tl.load(problem[5] + start + j, mask=exists, other=0.0))
+        square = squares(product, rows[4], load_columns(problem[5] + start + j, exists, RAGGED))
     distance = tl.maximum(tl.sqrt(square), min_distance)
     if RAGGED:
         distance = tl.where(exists[None, :], distance, PADDED)
@@ -231,20 +243,20 @@ def own_samples(
 
 @triton.jit
 def _add_up(total, square, deviation, center, samples, count, k, problem, B: tl.constexpr, DK: tl.constexpr):
-    """Add the samples of a set and their squares to the sums of each coordinate. Update the largest deviation
-    from the center.
+    """Add the samples of a set and their squares to the sums of each coordinate in every B-th sample. Update
+    the largest deviation from the center.
     """
-    for first in range(0, count, B):
+    # Stages: without them, only samples of matrix products are loaded ahead.
+    for first in tl.range(0, count, B, num_stages=4):
         tile = load_rows(samples, problem[3], first, count, problem[4], k, B, DK).to(tl.float32)
         inside = (first + tl.arange(0, B) < count)[:, None]
-        total += tl.sum(tile, axis=0)
-        square += tl.sum(tile * tile, axis=0)
-        from_center = tl.where(inside, tl.abs(tile - center[None, :]), 0.0)
-        deviation = tl.maximum(deviation, tl.max(from_center, axis=0))
+        total += tile
+        square += tile * tile
+        deviation = tl.maximum(deviation, tl.where(inside, tl.abs(tile - center[None, :]), 0.0))
     return total, square, deviation
 
 
-@triton.jit(do_not_specialize=["V", "N", "M", "P"])
+@triton.jit(do_not_specialize=["V"])
 def center_kernel(
     origin, table, feature_of_vector, sample_data, V, N, M, P, width, B: tl.constexpr, DK: tl.constexpr,
 ):  # fmt: skip
@@ -257,17 +269,18 @@ def center_kernel(
     )
     k = part * DK
     center = median_of_three(problem[0], problem[2], problem[3], N, P, width, k, DK)
-    zero = tl.zeros((DK,), tl.float32)
+    zero = tl.zeros((B, DK), tl.float32)
     sum_x, square_x, deviation = _add_up(zero, zero, zero, center, problem[0], N, k, problem, B, DK)
     _, _, deviation = _add_up(zero, zero, deviation, center, problem[1], M, k, problem, B, DK)
     sum_p, square_p, deviation = _add_up(zero, zero, deviation, center, problem[2], P, k, problem, B, DK)
+    sum_x, sum_p, deviation = tl.sum(sum_x, axis=0), tl.sum(sum_p, axis=0), tl.max(deviation, axis=0)
     # Differences from a number are exact between its half and its double (Sterbenz).
     center = tl.where(2 * deviation <= tl.abs(center), center, 0.0)
     column = k + tl.arange(0, DK)
     tl.store(_center(problem, counts, DK) + column, center, mask=column < width)
     sums = problem[5] + N + M + P + 1 + 4 * part
-    tl.store(sums, tl.sum(square_x, axis=0))
-    tl.store(sums + 1, tl.sum(square_p, axis=0))
+    tl.store(sums, tl.sum(tl.sum(square_x, axis=0), axis=0))
+    tl.store(sums + 1, tl.sum(tl.sum(square_p, axis=0), axis=0))
     tl.store(sums + 2, tl.sum(sum_x * sum_x, axis=0))
     tl.store(sums + 3, tl.sum(sum_x * sum_p, axis=0))
 
@@ -298,7 +311,7 @@ def _store_norms(
     tl.store(problem[5] + rows[3], diagonal(product, B), mask=rows[1] + tl.arange(0, B) < rows[2])
 
 
-@triton.jit(do_not_specialize=["V", "N", "M", "P"])
+@triton.jit(do_not_specialize=["V"])
 def norms_kernel(
     origin, table, feature_of_vector, sample_data, V, N, M, P, width,
     WORK: tl.constexpr, DK: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
