@@ -112,9 +112,7 @@ console.log(JSON.stringify([NAME, answers]));
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs Node, which runs the page's module")
 def test_the_twin_in_javascript_gives_the_same_bits():
     cases = [(300, 0, 0), (2, 7, 3), (1, 2**53 - 2, 0), (3, 2**32 + 1, 2**32 - 1)]
-    code = SCRIPT.format(
-        twin=json.dumps(TWIN.as_uri()), cases=json.dumps(cases), layout=json.dumps(LAYOUT)
-    )
+    code = SCRIPT.format(twin=json.dumps(TWIN.as_uri()), cases=json.dumps(cases), layout=json.dumps(LAYOUT))
     words = ["node", "--input-type=module", "--eval", code]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
