@@ -93,7 +93,8 @@ def export_model(
     """Write a model in one of the :data:`FORMATS`; see :func:`export_onnx` and :func:`export_pt2`."""
     stored = check_export(path, format, dtype)
     destination = Path(path)
-    graph = make_graph(model, decoder=decoder)
+    with torch.no_grad(), without_kernels():
+        graph = make_graph(model, decoder=decoder)
     text = json.dumps(graph.metadata | {"dtype": stored}, allow_nan=False)
     try:
         with _quiet(), torch.no_grad(), without_kernels():
@@ -148,19 +149,19 @@ def check_export(path: str | Path, format: str, dtype: torch.dtype | str) -> str
 
 
 def _trace(graph: Graph) -> torch.export.ExportedProgram:
-    """Record the module with a dynamic batch, without the paths of source files."""
-    batch = torch.export.Dim(BATCH, min=1)
-    shapes = tuple({0: batch} for _ in graph.inputs)
+    """Record the module with a dynamic batch, without source locations."""
+    shapes = tuple({0: torch.export.Dim.DYNAMIC} for _ in graph.inputs)
     program = torch.export.export(
         graph.module, tuple(graph.inputs.values()), dynamic_shapes=(shapes,), strict=False
     )
-    for node in program.graph.nodes:
+    parts = [part for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
+    for node in (node for part in parts for node in part.graph.nodes):
         node.meta.pop("stack_trace", None)
     return program
 
 
 def _to_onnx(graph: Graph, program: torch.export.ExportedProgram) -> Any:
-    """Convert a program to an ``onnx.ModelProto`` with the names of the graph, without paths of source files."""
+    """Convert a program to an ``onnx.ModelProto`` with the names of the graph, without source locations."""
     converted = torch.onnx.export(
         program,
         (),

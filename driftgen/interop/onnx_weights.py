@@ -1,7 +1,9 @@
 """Weights of an ONNX graph in fewer bits. The graph still computes in float32.
 
 float16: a cast follows each weight. int8: w ≈ scale · q with one scale for each output channel, as in
-:mod:`driftgen.support.int8_weights`; DequantizeLinear follows each weight.
+:mod:`driftgen.support.int8_weights`; a cast and a product follow each weight. Runtimes fold them into a
+constant when they load the file. DequantizeLinear would be the usual operation, but onnxruntime fuses it with
+matrix products and then rounds their inputs to 8 bits too.
 """
 
 from __future__ import annotations
@@ -11,11 +13,10 @@ from typing import Any
 import torch
 
 from driftgen.errors import InputError
-from driftgen.support.int8_weights import SCALE, quantize
+from driftgen.support.int8_weights import LEAST, SCALE, quantize
 
 __all__ = ["compress_weights"]
 
-LEAST = 1024  # elements; smaller tensors save nothing
 # Operations that read a weight, and at which input. Its output channels are the first axis but for MatMul,
 # whose weight is a transposed layer. The operations of the second line take layers apart.
 WEIGHT_INPUT = {
@@ -43,20 +44,21 @@ def compress_weights(model: Any, dtype: torch.dtype) -> None:
         weight = torch.from_numpy(numpy_helper.to_array(initializer).copy())
         if weight.ndim < 2 or weight.numel() < LEAST:
             continue
-        stored = name + ".stored"
+        stored, single = name + ".stored", name
         if dtype == torch.float16:
-            half = weight.half()
-            if not half.isfinite().all():
-                raise InputError(f"dtype={dtype}: {name} has values beyond 65504, use torch.float32")
-            initializer.CopyFrom(numpy_helper.from_array(half.numpy(), stored))
-            nodes.append(helper.make_node("Cast", [stored], [name], to=TensorProto.FLOAT))
-            continue
-        axis = weight.ndim - 1 if last_axis[name] else 0
-        small = quantize({name: weight.movedim(axis, 0)})
-        steps = small[name].movedim(0, axis).contiguous()
-        initializer.CopyFrom(numpy_helper.from_array(steps.numpy(), stored))
-        added.append(numpy_helper.from_array(small[name + SCALE].numpy(), name + SCALE))
-        nodes.append(helper.make_node("DequantizeLinear", [stored, name + SCALE], [name], axis=axis))
+            small = weight.half()
+            if not small.isfinite().all():
+                raise InputError(f"dtype=float16: {name} has values beyond 65504, choose float32 or int8")
+        else:
+            axis, single = weight.ndim - 1 if last_axis[name] else 0, name + ".steps"
+            both = quantize({name: weight.movedim(axis, 0)})
+            small = both[name].movedim(0, axis).contiguous()
+            scale = both[name + SCALE].view([-1 if i == axis else 1 for i in range(weight.ndim)])
+            added.append(numpy_helper.from_array(scale.numpy(), name + SCALE))
+        initializer.CopyFrom(numpy_helper.from_array(small.numpy(), stored))
+        nodes.append(helper.make_node("Cast", [stored], [single], to=TensorProto.FLOAT))
+        if single != name:
+            nodes.append(helper.make_node("Mul", [single, name + SCALE], [name]))
     graph.initializer.extend(added)
     rest = list(graph.node)
     del graph.node[:]
