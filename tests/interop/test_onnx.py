@@ -1,7 +1,9 @@
 """Exported models: agreement with PyTorch in onnxruntime and torch.export, metadata, weights, errors."""
 
+import copy
 import json
 import sys
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +46,20 @@ def _libraries():
     import_library("onnxscript", "ir")
 
 
+@pytest.fixture(scope="module")
+def in_onnx(tmp_path_factory):
+    """Return a function: the model of a name and its ONNX file, written once."""
+    folder = tmp_path_factory.mktemp("onnx")
+
+    @cache
+    def export(name):
+        torch.manual_seed(0)
+        model = MODELS[name]()
+        return model, export_onnx(model, folder / f"{name}.onnx")
+
+    return export
+
+
 def compare(model, path, tolerance=TOLERANCE):
     """Assert that an exported file agrees with its model for batches of 1 and 5; return its metadata."""
     call, metadata = OPENERS[path.suffix[1:]](path)
@@ -68,10 +84,8 @@ def compare(model, path, tolerance=TOLERANCE):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_onnxruntime_agrees_with_pytorch(name, tmp_path):
-    model = MODELS[name]()
-    metadata = compare(model, export_onnx(model, tmp_path / "model.onnx"))
-    assert metadata["dtype"] == "float32"
+def test_onnxruntime_agrees_with_pytorch(name, in_onnx):
+    assert compare(*in_onnx(name))["dtype"] == "float32"
 
 
 @pytest.mark.slow
@@ -93,7 +107,11 @@ def test_a_program_of_a_small_network_agrees_with_pytorch(tmp_path):
 def test_the_decoder_of_a_latent_model_is_included(kind, suffix, tmp_path):
     pipe = exported.latent(tmp_path, kind)
     pipe.tokenizer.batch_size = 2
-    metadata = compare(pipe, export_model(pipe, tmp_path / f"model.{suffix}", format=suffix))
+    path = export_model(pipe, tmp_path / f"model.{suffix}", format=suffix)
+    metadata = compare(pipe, path)
+    most = 63 if (kind, suffix) == ("sd-vae", "pt2") else 70  # a condition in diffusers' upsampling
+    call, _ = OPENERS[suffix](path)
+    assert len(call(inputs_of(metadata, most))) == most
     assert metadata["outputs"]["images"]["shape"] == ["batch", 3, 16, 16]
     assert metadata["decoder"]["kind"] == kind
 
@@ -137,15 +155,13 @@ def test_a_compiled_half_precision_model_is_exported_in_float32_and_stays_as_it_
 
 
 @pytest.mark.slow
-def test_ops_are_in_their_plain_form(monkeypatch):
+def test_ops_are_in_their_plain_form(tmp_path, monkeypatch):
     """Even where kernels run on the device of the graph."""
     monkeypatch.setattr(dispatch, "DEVICES", {"cpu"})
     monkeypatch.setattr(dispatch, "_can_run", lambda device: True)
     pipe = exported.unet()
     pipe.generator.to(memory_format=torch.channels_last)
-    with torch.no_grad(), dispatch.without_kernels():
-        graph = make_graph(pipe)
-        program = exporter._trace(graph)
+    program = torch.export.load(export_pt2(pipe, tmp_path / "model.pt2"))
     operators = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
     assert "aten.group_norm.default" in operators
     assert not [name for name in operators if "driftgen" in name]
@@ -224,21 +240,29 @@ def rounded(weight, dtype):
 
 # The largest change of an image of [-1, 1] by the rounding of the weights of these networks.
 @pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "bound", "ratio"), [("float16", 4e-3, 0.62), (torch.int8, 0.1, 0.45)])
+@pytest.mark.parametrize(
+    ("dtype", "bound", "ratio"), [("float16", 4e-3, 0.62), (torch.int8, 0.1, 0.45)], ids=["float16", "int8"]
+)
 @pytest.mark.parametrize("name", ["mlp", "unet"])
-def test_small_weights_are_those_rounded_in_pytorch(name, dtype, bound, ratio, tmp_path):
-    model = MODELS[name]()
-    whole = export_onnx(model, tmp_path / "whole.onnx")
-    small = export_onnx(model, tmp_path / "small.onnx", dtype=dtype)
+def test_small_weights_are_those_rounded_in_pytorch(name, dtype, bound, ratio, in_onnx, tmp_path):
+    kind = torch.float16 if dtype == "float16" else dtype
+    onnx = import_library("onnx", "load")
+    model, whole = in_onnx(name)
+    model, small = copy.deepcopy(model), tmp_path / "small.onnx"
+    if name == "mlp":
+        export_onnx(model, small, dtype=dtype)
+        assert open_onnx(small)[1]["dtype"] == str(kind).removeprefix("torch.")
+    else:
+        graph = onnx.load(whole)
+        compress_weights(graph, kind)
+        small.write_bytes(graph.SerializeToString())
     assert small.stat().st_size < ratio * whole.stat().st_size
     inputs = inputs_of(open_onnx(whole)[1], 16)
     exact, result = open_onnx(whole)[0](inputs), open_onnx(small)[0](inputs)
     assert 0 < np.abs(result - exact).max() < bound
-    kind = torch.float16 if dtype == "float16" else dtype
     for parameter in model.generator.parameters():
         parameter.data = rounded(parameter.data, kind)
-    metadata = compare(model, small)
-    assert metadata["dtype"] == str(kind).removeprefix("torch.")
+    compare(model, small)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.int8])
