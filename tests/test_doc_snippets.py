@@ -52,7 +52,7 @@ def test_reading_demonstrations():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["one-step", "training", "models", "policies"])
+@pytest.mark.parametrize("page", ["one-step", "training", "models", "policies", "export"])
 def test_blocks_of_a_guide(page):
     """All blocks that need neither a GPU nor a download."""
     runnable = [b for b in blocks((ROOT / "docs" / f"{page}.md").read_text()) if "cuda" not in b]

@@ -1,4 +1,4 @@
-"""Commands for trained models: ``sample``, ``convert``."""
+"""Commands for trained models: ``sample``, ``export``, ``convert``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from driftgen.cli.help_format import App
 from driftgen.cli.options import Device, Out
 
-__all__ = ["convert", "sample"]
+__all__ = ["convert", "export", "sample"]
 
 Target = Annotated[Path, typer.Argument(help="Output folder.", show_default=False)]
 
@@ -86,6 +86,50 @@ def sample(
     with track("sampling", len(chosen), "network calls per image") as on_step:
         sheet = write_samples(pipe, out, chosen, guidance=alpha, seed=seed, about=about, on_step=on_step)
     print(sheet)
+
+
+def export(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="Packaged model (digits), saved model or policy, run, artifact, owner/repository, hf://name.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Argument(help="File to write: NAME.onnx or NAME.pt2.", show_default=False)],
+    file_format: Annotated[str, typer.Option("--format", help="onnx, or pt2 for torch.export.")] = "onnx",
+    dtype: Annotated[
+        str, typer.Option(help="Stored weights: float32, float16 or int8. The graph computes in float32.")
+    ] = "float32",
+    weights: Annotated[
+        str | None, typer.Option(help="Weights of a run: ema-0.999, live, best. Default: first EMA.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="SD-VAE that decodes latents: a folder or a hub name.")
+    ] = None,
+    latents: Annotated[
+        bool, typer.Option("--latents", help="Leave out the decoder: the output is latents.")
+    ] = False,
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Skip the checksums of the weights, a second per GB or two.")
+    ] = False,
+) -> None:
+    """Export a generator or a policy to ONNX or torch.export: noise, labels and alpha in, images out."""
+    from driftgen.interop.model_sources import holds_policy
+    from driftgen.interop.onnx import check_export, export_model
+
+    check_export(out, file_format, dtype)
+    loaded: Any
+    options: dict[str, Any] = {"weights": weights, "verify": not no_verify}
+    if holds_policy(model, weights):
+        from driftgen.policy.drifting_policy import DriftingPolicy
+
+        loaded = DriftingPolicy.from_pretrained(model, **options)
+    else:
+        from driftgen.pipeline import DriftPipeline
+
+        loaded = DriftPipeline.from_pretrained(model, tokenizer=tokenizer, **options)
+    print(export_model(loaded, out, format=file_format, dtype=dtype, decoder=not latents))  # type: ignore[arg-type]
 
 
 convert = App(

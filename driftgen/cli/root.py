@@ -59,6 +59,7 @@ for _command in (
     runs.encode,
     runs.recipes,
     models.sample,
+    models.export,
 ):
     app.command()(_command)
 app.command()(report)

@@ -108,7 +108,7 @@ def check_inputs(
     check_tensor("labels", labels, weight)
     if noise.gaussian.ndim == 0:
         raise InputError("noise.gaussian is a single number: use the generator's sample_noise")
-    n = len(noise.gaussian)
+    n = noise.gaussian.shape[0]  # torch.export would specialize len() to a constant
     if labels.shape != (n,) or labels.is_floating_point() or labels.dtype == torch.bool:
         raise InputError(
             f"labels have shape {list(labels.shape)} and dtype {labels.dtype}, expected class indices [{n}] "

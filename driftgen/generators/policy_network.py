@@ -158,11 +158,13 @@ class PolicyNetwork(nn.Module):
             condition = observations
         if noise.ndim == 0 or condition.ndim == 0:
             raise InputError("noise and observations must be tensors [B, steps, size]")
-        if len(condition) == 0 or len(noise) % len(condition):
+        # torch.export would specialize len() to a constant.
+        chunk_count, rows = noise.shape[0], condition.shape[0]
+        if rows == 0 or chunk_count % rows:
             raise InputError(
-                f"noise has {len(noise)} chunks, observations have {len(condition)} rows: give a multiple"
+                f"noise has {chunk_count} chunks, observations have {rows} rows: give a multiple"
             )
-        condition = condition.repeat_interleave(len(noise) // len(condition), dim=0)
+        condition = condition.repeat_interleave(chunk_count // rows, dim=0)
         chunks: Tensor = self.generator(noise, condition, *([] if time is None else [time]))
         return chunks
 

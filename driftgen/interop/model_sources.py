@@ -9,10 +9,10 @@ from driftgen.interop import hub
 from driftgen.interop.official import is_official
 from driftgen.interop.packaged import find_packaged, packaged_names
 from driftgen.interop.run_models import RUN_CONFIG, choose_weights, find_run_model
-from driftgen.interop.saved_config import CONFIG
+from driftgen.interop.saved_config import CONFIG, read_config
 from driftgen.support.checked_arguments import checked
 
-__all__ = ["find_model"]
+__all__ = ["find_model", "holds_policy"]
 
 
 @checked
@@ -36,6 +36,12 @@ def find_model(source: str, weights: str | None = None) -> Path:
             )
         folder = hub.fetch(source)
     return (find_run_model(folder) or folder) if weights is None else choose_weights(folder, weights)
+
+
+def holds_policy(source: str, weights: str | None = None) -> bool:
+    """Return True if a model is a policy; the arguments are those of :func:`find_model`."""
+    folder = find_model(source, weights)
+    return not is_official(folder) and read_config(folder).architecture == "PolicyNetwork"
 
 
 def _is_model(folder: Path) -> bool:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-__all__ = ["SCALE", "dequantize", "quantize"]
+__all__ = ["LEAST", "SCALE", "dequantize", "quantize"]
 
 SCALE = ".int8_scale"  # suffix of the name of a tensor's scales
 LARGEST = 127
-LEAST = 1024  # smaller tensors save nothing
+LEAST = 1024  # elements; smaller tensors save nothing
 
 
 def quantize(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -100,6 +100,8 @@ class FrozenTokenizer(nn.Module):
 
     def _batched(self, call: Callable[..., Tensor], x: Tensor, noise: Tensor | None = None) -> Tensor:
         like = next(self.parameters())
+        if torch.compiler.is_exporting():  # the size of the batch is not known
+            return call(x.to(like))
         outputs = []
         for start in range(0, max(len(x), 1), self.batch_size):
             rows = slice(start, start + self.batch_size)

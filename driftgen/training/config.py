@@ -216,6 +216,12 @@ class TrainConfig(_Run):
     def _one_auto(cls, encoders: Any) -> Any:
         return ({"kind": AUTO},) if encoders == AUTO else encoders
 
+    @property
+    def guidance_range(self) -> list[float]:
+        """Smallest and largest α of the training; guidance needs unconditional negatives."""
+        low, high = self.guidance.low, self.guidance.high
+        return [1.0 if self.guidance.no_guidance else low, high] if self.batch.unconditional else [1.0, 1.0]
+
     @model_validator(mode="after")
     def _fits(self) -> TrainConfig:
         if self.guidance.low > self.guidance.high:

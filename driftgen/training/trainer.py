@@ -316,7 +316,7 @@ class Training:
             self.tokenizer,
             class_names=names if len(names) == self.source.num_classes else None,
             guidance=self.config.output.sample_guidance,
-            source=source,
+            source={**source, "guidance_range": self.config.guidance_range},
         )
 
     def memory_advice(self) -> str:

@@ -284,3 +284,12 @@ def test_a_lost_encoder_is_a_difference():
     lines = differences(load_recipe("cifar10"), load_recipe("cifar10", ["encoders=[]"]))
     assert "encoders.0.path: runs/mae-cifar10 -> not set" in lines
     assert all(re.fullmatch(r"encoders\.0\.\w+: .* -> not set", line) for line in lines)
+
+
+def test_the_range_of_the_guidance():
+    def found(*changes):
+        return load_recipe("digits", ("guidance.low=2", *changes), "train").guidance_range
+
+    assert found() == [1.0, 3.0]  # a share of the recipe's samples has no guidance
+    assert found("guidance.no_guidance=0") == [2.0, 3.0]
+    assert found("batch.unconditional=0") == [1.0, 1.0]

@@ -69,6 +69,7 @@ def test_a_killed_run_has_the_model_of_its_last_checkpoint(tmp_path):
             assert torch.equal(value, tensors[f"{prefix}/{key}"]), (name, key)
     default = dg.DriftPipeline.from_pretrained(folder)
     assert default.source["ema"] == "0.9"
+    assert default.source["guidance_range"] == [1.0, 3.0]
     assert torch.equal(
         default(3, seed=0, output="tensor"),
         dg.DriftPipeline.from_pretrained(folder, weights="ema-0.9")(3, seed=0, output="tensor"),
