@@ -20,6 +20,7 @@ from driftgen.data.decode import center_crop, convert
 from driftgen.data.encoded_images import EncodedImages
 from driftgen.data.hf_datasets import is_plain_dataset, list_rows, square_size
 from driftgen.errors import InputError
+from driftgen.support.dense_tensors import check_dense
 
 if TYPE_CHECKING:
     from driftgen.data.config import Data
@@ -222,6 +223,7 @@ def _label(value: Any, index: int) -> int | str:
 
 def _numpy(array: Any) -> NDArray[Any]:
     if isinstance(array, Tensor):
+        check_dense("data", array)
         array = array.detach().cpu()
         array = (array.float() if array.dtype == torch.bfloat16 else array).numpy()
     result: NDArray[Any] = np.asarray(array)

@@ -15,7 +15,7 @@ from driftgen.data.locate import is_pattern
 from driftgen.errors import InputError
 from driftgen.interop.saved_config import model_options
 from driftgen.model_io import load_any, registered_name
-from driftgen.support.distributed import Distributed
+from driftgen.support.distributed import Distributed, choose_device
 from driftgen.support.user_paths import expand_user
 from driftgen.training.auto_encoder import is_auto, pretrain_config
 from driftgen.training.build import Parts, build_mae
@@ -120,7 +120,7 @@ def plan(
     load_recipe(name, overrides, task)  # raises before anything is measured
     choice = _recorded_size(folder) if size in (None, "auto") else Choice(str(size), "as asked")
     if choice is None:
-        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        place = choose_device(device)
         named = data is not None or load_recipe(name, overrides, task).data.path is not None
         choice = choose_size(place, (lambda s: _measure(s, overrides, place, data)) if named else None)
     chosen = {SIZE: choice.value, REASON: choice.reason}

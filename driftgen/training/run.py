@@ -29,7 +29,7 @@ from driftgen.pipeline import DriftPipeline
 from driftgen.policy.drifting_policy import DriftingPolicy
 from driftgen.support.atomic_write import atomic_write
 from driftgen.support.checked_arguments import checked
-from driftgen.support.distributed import Distributed
+from driftgen.support.distributed import Distributed, choose_device
 from driftgen.support.folder_lock import check_not_held
 from driftgen.support.provenance import provenance
 from driftgen.support.rng import derive_generator
@@ -210,7 +210,7 @@ class Run:
 
     @torch.no_grad()
     def _features(self, config: TrainConfig, images: Tensor, device: str | None) -> Tensor:
-        place = torch.device(device or "cpu")
+        place = choose_device(device or "cpu")
         shape = (images.shape[1], images.shape[2], images.shape[3])
         tokenizer = make_tokenizer(config.tokenizer, place)
         phi = build_features(config, shape, tokenizer, place, given=self.parts.encoders)
