@@ -10,7 +10,7 @@ const CHOSEN = ["mover", "target", "start"];
 const isLog = (input) => "log" in input.dataset;
 
 function show(value) {
-  return value >= 0.1 ? value.toFixed(2) : value.toPrecision(2);
+  return value === 0 || value >= 0.1 ? value.toFixed(2) : value.toPrecision(2);
 }
 
 /** Wire the form. onChange(name, value) is called with every change. */
@@ -52,8 +52,8 @@ export function showSettings(settings) {
   const balanced = settings.attraction === settings.repulsion;
   element("symmetry").classList.toggle("broken", !balanced);
   element("symmetry").textContent = balanced
-    ? "Balanced: V is anti-symmetric, so p = q is an equilibrium."
-    : "Out of balance: V is not anti-symmetric, so p = q is no equilibrium.";
+    ? "Balanced: V is anti-symmetric, so p\u00a0=\u00a0q is an equilibrium."
+    : "Out of balance: V is not anti-symmetric, so p\u00a0=\u00a0q is no equilibrium.";
 }
 
 /** Names of the modes of a target. Each stroke of a drawing is one. */

@@ -50,32 +50,13 @@ export function createScale(view, width, height) {
   };
 }
 
-const sprites = new Map();
-
-/** A dot of one color, drawn once: copying it is faster than filling 500 circles. */
-function dotSprite(color, radius) {
-  const key = `${color} ${radius}`;
-  if (!sprites.has(key)) {
-    if (sprites.size > 200) sprites.clear();
-    const size = Math.ceil(4 * radius + 4);
-    const sprite = document.createElement("canvas");
-    sprite.width = sprite.height = size;
-    const context = sprite.getContext("2d");
-    context.fillStyle = color;
-    context.arc(size / 2, size / 2, 2 * radius, 0, 7);
-    context.fill();
-    sprites.set(key, sprite);
-  }
-  return sprites.get(key);
-}
-
 function drawDots(context, points, scale, radius, alpha, colorOf) {
   context.globalAlpha = alpha;
   for (let k = 0; k < points.length; k += 2) {
-    const [x, y] = scale.toScreen(points[k], points[k + 1]);
-    const sprite = dotSprite(colorOf(k / 2), radius);
-    const size = sprite.width / 2;
-    context.drawImage(sprite, x - size / 2, y - size / 2, size, size);
+    context.fillStyle = colorOf(k / 2);
+    context.beginPath();
+    context.arc(...scale.toScreen(points[k], points[k + 1]), radius, 0, 7);
+    context.fill();
   }
   context.globalAlpha = 1;
 }
@@ -88,8 +69,8 @@ export function hueIndex(noise, i) {
 
 /** Both distributions. Samples of a generator have the colors of their noise. */
 export function drawPlane(context, { target, x, noise }, scale, colors) {
-  drawDots(context, target, scale, 2.2, 0.55, () => colors.data);
-  drawDots(context, x, scale, 2.8, 0.9, (i) => (noise ? colors.hues[hueIndex(noise, i)] : colors.sample));
+  drawDots(context, target, scale, 2.3, 0.55, () => colors.data);
+  drawDots(context, x, scale, 2.9, 0.9, (i) => (noise ? colors.hues[hueIndex(noise, i)] : colors.sample));
 }
 
 /** Strokes while they are drawn. */
@@ -110,7 +91,7 @@ export function drawStrokes(context, strokes, scale, color) {
   context.globalAlpha = 1;
 }
 
-function drawArrow(context, [x0, y0], [x1, y1], color, label, dashed = false) {
+function drawArrow(context, [x0, y0], [x1, y1], { color, halo, label, dashed }) {
   const length = Math.hypot(x1 - x0, y1 - y0);
   if (length < 2) return;
   const [ux, uy] = [(x1 - x0) / length, (y1 - y0) / length];
@@ -131,6 +112,9 @@ function drawArrow(context, [x0, y0], [x1, y1], color, label, dashed = false) {
   context.font = "600 13px system-ui, sans-serif";
   context.textAlign = ux < -0.3 ? "right" : ux > 0.3 ? "left" : "center";
   context.textBaseline = "middle";
+  context.strokeStyle = halo; // keeps the label readable on top of points
+  context.lineWidth = 4;
+  context.strokeText(label, x1 + ux * 8, y1 + uy * 12);
   context.fillText(label, x1 + ux * 8, y1 + uy * 12);
 }
 
@@ -147,9 +131,10 @@ export function drawForces(context, { x, parts }, i, scale, colors, extent) {
   context.beginPath();
   context.arc(...from, 6, 0, 7);
   context.stroke();
-  drawArrow(context, from, tip(attract), colors.attract, "V⁺");
-  drawArrow(context, from, tip(repel.map((v) => -v)), colors.repel, "−V⁻", true);
-  drawArrow(context, from, tip(drift), colors.drift, "V");
+  const halo = colors.card;
+  drawArrow(context, from, tip(attract), { color: colors.attract, halo, label: "V⁺" });
+  drawArrow(context, from, tip(repel.map((v) => -v)), { color: colors.repel, halo, label: "−V⁻", dashed: true });
+  drawArrow(context, from, tip(drift), { color: colors.drift, halo, label: "V" });
 }
 
 /** A cross for drawing and looking by keyboard. */

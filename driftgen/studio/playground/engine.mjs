@@ -58,10 +58,10 @@ class Run {
     return parts;
   }
 
-  /** The state that the page draws. The losses are those since the last report. */
-  report() {
+  /** The state that the page draws, with the arrows if it asks. The losses are those since the last report. */
+  report(arrows) {
     const { x } = this;
-    const parts = x.length && this.target.points.length ? this.parts() : null;
+    const parts = arrows && x.length && this.target.points.length ? this.parts() : null;
     const losses = this.losses;
     this.losses = [];
     return { x, parts, losses, steps: this.steps, noise: this.noise ?? null };

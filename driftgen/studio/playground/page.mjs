@@ -7,10 +7,9 @@ import { COUNT, sampleTarget } from "./engine.mjs";
 import { listenToPlane } from "./pens.mjs";
 import { DEFAULTS, fromHash } from "./settings.mjs";
 import { TOUR } from "./tour.mjs";
-import { createRandom, modeShares, startOf, temperatureOf, TOYS } from "./toys.mjs";
+import { createRandom, energyDistance, modeShares, startOf, sumOfDistances, temperatureOf, TOYS } from "./toys.mjs";
 
 const MOST_LOSSES = 1200; // beyond, every second one is dropped
-const FARTHEST = 1e4; // points beyond have run away
 const RUN_SETTINGS = ["mover", "target", "start", "seed", "strokes", "drops"]; // a change restarts the run
 
 const state = {
@@ -39,7 +38,7 @@ let colors = readColors();
 
 function ask(message) {
   state.waiting++;
-  worker.postMessage({ ...message, run: state.run });
+  worker.postMessage({ ...message, run: state.run, arrows: state.looking !== null });
 }
 
 const timed = (work) => (...inputs) => {
@@ -55,10 +54,6 @@ worker.onmessage = timed(({ data }) => {
   for (const loss of data.losses) addLoss(loss);
   state.stepTime = data.losses.length ? data.milliseconds / data.losses.length : state.stepTime;
   state.dirty = true;
-  if (data.x.some((value) => !(Math.abs(value) < FARTHEST))) {
-    setPlaying(false);
-    say("The samples ran away. Lower the repulsion or the step, then restart.");
-  }
 });
 worker.onerror = (event) => say(`The computation failed: ${event.message}`);
 
@@ -71,7 +66,7 @@ function addLoss(loss) {
 }
 
 function say(text) {
-  element("status").textContent = text;
+  if (element("status").textContent !== text) element("status").textContent = text;
 }
 
 /** Begin again with the present settings. */
@@ -79,7 +74,7 @@ function restart() {
   const { settings } = state;
   state.run++;
   state.target = sampleTarget(settings, COUNT, createRandom(settings.seed));
-  Object.assign(state, { losses: [], every: 1, seen: 0, stepTime: undefined });
+  Object.assign(state, { losses: [], every: 1, seen: 0, stepTime: undefined, withinTarget: undefined });
   state.report = { x: new Float64Array(0), parts: null, noise: null, steps: 0 };
   const { points } = state.target;
   const far = settings.start === "far" && points.length ? startOf("far", points).center : [];
@@ -200,6 +195,7 @@ const plane = listenToPlane(element("plane"), {
 function visit(stop) {
   state.stop = stop;
   element("tour").hidden = stop < 0;
+  document.body.classList.toggle("touring", stop >= 0);
   if (stop < 0) {
     element("start-tour").focus();
     return;
@@ -253,12 +249,31 @@ function draw() {
     ? "no steps yet"
     : `step ${report.steps}, loss ${loss.toExponential(2)}`;
   const now = performance.now();
-  if (now - state.shownAt > 150 || !state.playing) {
+  if (now - state.shownAt > 250 || !state.playing) {
     state.shownAt = now;
     const names = modeNames(settings);
-    showShares(names, report.x.length ? modeShares(report.x, state.target, names.length) : []);
+    const { x } = report;
+    const { points } = state.target;
+    showShares(names, x.length && points.length ? modeShares(x, state.target, names.length) : []);
+    state.withinTarget ??= sumOfDistances(points, points);
+    element("distance").textContent = x.length && points.length
+      ? Math.max(0, energyDistance(x, points, state.withinTarget)).toFixed(4)
+      : "–";
+    showOutside(x, scale.toPlane(width, 0));
     showSpeed();
   }
+}
+
+/** Say how many samples have left the picture, in steps of 5%: more repulsion than attraction drives them out. */
+function showOutside(x, [right, top]) {
+  let count = 0;
+  for (let k = 0; k < x.length; k += 2) {
+    const inside = Math.abs(x[k] - state.view.x) < right - state.view.x
+      && Math.abs(x[k + 1] - state.view.y) < top - state.view.y;
+    if (!inside) count++;
+  }
+  const percent = Math.ceil((40 * count) / x.length) * 5;
+  if (state.playing) say(percent ? `Up to ${percent}% of the samples are outside the picture.` : "");
 }
 
 const middle = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)];
@@ -275,6 +290,7 @@ function frame() {
   if (state.playing && state.waiting === 0) {
     ask({ type: "step", steps: 1, fill: state.settings.mover === "generator" });
   }
+  if (state.looking && !state.report.parts && state.waiting === 0) ask({ type: "look" });
   if (state.dirty) {
     state.dirty = false;
     draw();

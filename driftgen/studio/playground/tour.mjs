@@ -28,8 +28,8 @@ export const TOUR = [
   {
     title: "Break the symmetry",
     text:
-      "Here repulsion is off, so V no longer changes sign when p and q are swapped. Samples pile up at the " +
-      "centers of the modes, and their spread is lost. Try other values of attraction and repulsion.",
+      "Here repulsion is off, so V no longer changes sign when p and q are swapped. Samples pile up inside the " +
+      "modes and lose their spread: the loss reaches zero, but q is not p. Try other factors.",
     settings: { target: "eight-gaussians", start: "between", repulsion: 0 },
     play: true,
   },

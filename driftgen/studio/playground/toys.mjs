@@ -192,3 +192,23 @@ export function modeShares(x, target, count) {
   }
   return found.map((share, mode) => share / due[mode]);
 }
+
+/** Sum of the distances between all points of x and all of y. */
+export function sumOfDistances(x, y) {
+  let sum = 0;
+  for (let i = 0; i < x.length; i += 2) {
+    for (let j = 0; j < y.length; j += 2) {
+      const dx = x[i] - y[j];
+      const dy = x[i + 1] - y[j + 1];
+      sum += Math.sqrt(dx * dx + dy * dy);
+    }
+  }
+  return sum;
+}
+
+/** Unbiased energy distance 2 E‖x − y‖ − E‖x − x'‖ − E‖y − y'‖: about 0 if q equals p. */
+export function energyDistance(x, y, withinY = sumOfDistances(y, y)) {
+  const [n, m] = [x.length / 2, y.length / 2];
+  const within = sumOfDistances(x, x) / (n * (n - 1)) + withinY / (m * (m - 1));
+  return (2 * sumOfDistances(x, y)) / (n * m) - within;
+}

@@ -14,6 +14,6 @@ self.onmessage = ({ data }) => {
     do current.step();
     while (data.fill && performance.now() - begin < BUDGET);
   }
-  const report = current.report();
+  const report = current.report(data.arrows);
   self.postMessage({ ...report, run: data.run, milliseconds: performance.now() - begin });
 };
