@@ -1,7 +1,7 @@
 """Write the playground as one file from its sources: ``make playground``.
 
-Browsers refuse to import modules from ``file://``, so the page holds all of them in three scripts. Imports and
-``export`` are removed, and the modules of a script share its scope.
+Browsers refuse to import modules from ``file://``, so the page holds all of them in three scripts. Imports
+and ``export`` are removed, and the modules of a script share its scope.
 """
 
 from __future__ import annotations

@@ -25,8 +25,9 @@ CONTRASTS = """() => {
     const own = [...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
     if (!own || !node.checkVisibility() || node.matches("script, option, :disabled")) continue;
     let behind = node;
-    while (behind && (parse(getComputedStyle(behind).backgroundColor)[3] ?? 1) === 0) behind = behind.parentElement;
-    const back = behind ? parse(getComputedStyle(behind).backgroundColor) : [255, 255, 255];
+    const color = (element) => parse(getComputedStyle(element).backgroundColor);
+    while (behind.parentElement && (color(behind)[3] ?? 1) === 0) behind = behind.parentElement;
+    const back = color(behind);
     const [a, b] = [light(parse(getComputedStyle(node).color)), light(back)].sort((p, q) => q - p);
     found.push([node.textContent.trim().slice(0, 30), (a + 0.05) / (b + 0.05)]);
   }
@@ -269,8 +270,8 @@ def test_text_is_readable_and_fits(visit, size, scheme, tmp_path):
     assert len(page.evaluate(CONTRASTS)) > 30
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     unnamed = page.evaluate(
-        "[...document.querySelectorAll('button, input, select, canvas')].filter((node) => node.checkVisibility() "
-        "&& !(node.innerText || node.ariaLabel || node.labels?.length)).map((node) => node.outerHTML)"
+        "[...document.querySelectorAll('button, input, select, canvas')]"
+        ".filter((node) => node.checkVisibility() && !(node.innerText || node.ariaLabel || node.labels?.length)).map((node) => node.outerHTML)"
     )
     assert unnamed == []
 

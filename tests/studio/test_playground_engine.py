@@ -17,8 +17,8 @@ pytestmark = needs_node
 
 FACTORS = [(1, 1), (1.5, 1), (1, 2), (1, 0), (0, 1)]
 SETTINGS = {
-    "mover": "points", "target": "bimodal", "start": "collapsed", "kernel": "laplace", "normalization": "both",
-    "temperature": 0.85, "step": 1, "rate": 0.004, "attraction": 1, "repulsion": 1, "fresh": False, "seed": 0,
+    "mover": "points", "target": "bimodal", "start": "collapsed", "kernel": "laplace",
+    "normalization": "both", "temperature": 0.85, "step": 1, "rate": 0.004, "attraction": 1, "repulsion": 1, "fresh": False, "seed": 0,
     "strokes": [], "drops": [],
 }  # fmt: skip
 
@@ -45,8 +45,9 @@ def fields():
         options |= dict(zip(("attraction", "repulsion"), factors, strict=True))
         cases.append((name, x, y, options))
     code = """
-      const computer = new field.DriftField();
-      return inputs.map(({ x, y, options }) => computer.compute(new Float64Array(x), new Float64Array(y), options));
+      const drifts = new field.DriftField();
+      return inputs.map(({ x, y, options }) =>
+        drifts.compute(Float64Array.from(x), Float64Array.from(y), options));
     """
     inputs = [{"x": x.flatten().tolist(), "y": y.flatten().tolist(), "options": o} for _, x, y, o in cases]
     return list(zip(cases, run_node(code, inputs, ["field"]), strict=True))
@@ -61,7 +62,8 @@ def test_the_field_is_that_of_the_library(fields, kernel, normalization):
             continue
         expected = dg.drift_field(x, y, **options)
         drift, *parts = (
-            torch.tensor(found[part], dtype=torch.float64).view_as(x) for part in ("drift", "attract", "repel")
+            torch.tensor(found[part], dtype=torch.float64).view_as(x)
+            for part in ("drift", "attract", "repel")
         )
         largest = expected.abs().max().clamp(min=1e-30)
         assert (drift - expected).abs().max() <= 1e-5 * largest, (name, options)

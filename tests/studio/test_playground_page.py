@@ -50,7 +50,11 @@ def test_the_page_offers_what_the_library_has():
     ("file", "text", "message"),
     [
         ("mlp.mjs", "const KERNELS = 1;\n", "KERNELS stands in field.mjs and in mlp.mjs"),
-        ("field.mjs", 'import { x } from "./page.mjs";\n', "field.mjs imports page, which does not precede it"),
+        (
+            "field.mjs",
+            'import { x } from "./page.mjs";\n',
+            "field.mjs imports page, which does not precede it",
+        ),
         ("toys.mjs", "import fs from 'fs';\n", "an import that cannot be removed"),
         ("page.mjs", "// </script>\n", "ends its own script"),
         ("index.template.html", None, "no place for style"),
@@ -85,7 +89,18 @@ def test_play_opens_the_page(here, opened, monkeypatch):
     done = here("toy", "--play")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{PLAYGROUND}\n", "")
     assert opened[0].partition("#")[0] == PLAYGROUND.as_uri()
-    here("toy", "two-moons", "--play", "--init", "far", "--generator", "--temperature", "0.3", "--repulsion", "0")
+    here(
+        "toy",
+        "two-moons",
+        "--play",
+        "--init",
+        "far",
+        "--generator",
+        "--temperature",
+        "0.3",
+        "--repulsion",
+        "0",
+    )
     words = dict(word.split("=") for word in opened[1].partition("#")[2].split("&"))
     assert words == {
         "target": "two-moons", "start": "far", "mover": "generator", "temperature": "0.3", "seed": "0",

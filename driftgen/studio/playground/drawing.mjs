@@ -52,8 +52,10 @@ export function createScale(view, width, height) {
 
 function drawDots(context, points, scale, radius, alpha, colorOf) {
   context.globalAlpha = alpha;
+  let last;
   for (let k = 0; k < points.length; k += 2) {
-    context.fillStyle = colorOf(k / 2);
+    const color = colorOf(k / 2);
+    if (color !== last) context.fillStyle = last = color; // parsing a color takes longer than a dot
     context.beginPath();
     context.arc(...scale.toScreen(points[k], points[k + 1]), radius, 0, 7);
     context.fill();

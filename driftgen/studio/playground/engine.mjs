@@ -99,7 +99,7 @@ class PointsRun extends Run {
 class GeneratorRun extends Run {
   constructor(...all) {
     super(...all);
-    this.noise = fillNormal(new Float64Array(2 * COUNT), this.random);
+    this.noise = byAngle(fillNormal(new Float64Array(2 * COUNT), this.random));
     this.net = new MLP(SIZES, this.random);
     this.adam = new Adam(this.net.layers);
     const start = this.initial(PLACED);
@@ -133,4 +133,11 @@ class GeneratorRun extends Run {
 function gaussianOf(points) {
   const { center, spread } = startOf("between", points);
   return { center, spread: spread / 0.15 / Math.SQRT2 };
+}
+
+/** Sort points by angle, so that points of one color follow each other. */
+function byAngle(points) {
+  const pairs = Array.from({ length: points.length / 2 }, (_, i) => points.slice(2 * i, 2 * i + 2));
+  const angle = ([x, y]) => Math.atan2(y, x);
+  return Float64Array.from(pairs.sort((a, b) => angle(a) - angle(b)).flatMap(([x, y]) => [x, y]));
 }

@@ -10,6 +10,7 @@ import { TOUR } from "./tour.mjs";
 import { createRandom, energyDistance, modeShares, startOf, sumOfDistances, temperatureOf, TOYS } from "./toys.mjs";
 
 const MOST_LOSSES = 1200; // beyond, every second one is dropped
+const LATE = 14; // milliseconds after which the next step is asked for at once
 const RUN_SETTINGS = ["mover", "target", "start", "seed", "strokes", "drops"]; // a change restarts the run
 
 const state = {
@@ -38,7 +39,13 @@ let colors = readColors();
 
 function ask(message) {
   state.waiting++;
+  state.askedAt = performance.now();
   worker.postMessage({ ...message, run: state.run, arrows: state.looking !== null });
+}
+
+function askForStep() {
+  if (!state.playing || state.waiting) return;
+  ask({ type: "step", steps: 1, fill: state.settings.mover === "generator" });
 }
 
 const timed = (work) => (...inputs) => {
@@ -54,6 +61,8 @@ worker.onmessage = timed(({ data }) => {
   for (const loss of data.losses) addLoss(loss);
   state.stepTime = data.losses.length ? data.milliseconds / data.losses.length : state.stepTime;
   state.dirty = true;
+  // A step that took about a frame would otherwise wait for the next one. A faster step waits: 60 steps a second.
+  if (performance.now() - state.askedAt > LATE) askForStep();
 });
 worker.onerror = (event) => say(`The computation failed: ${event.message}`);
 
@@ -144,7 +153,8 @@ function change(changes) {
 listenToControls((name, value) => change({ [name]: value }));
 element("play").addEventListener("click", () => setPlaying(!state.playing));
 element("once").addEventListener("click", () => {
-  setPlaying(false);
+  if (state.playing) setPlaying(false);
+  say("");
   ask({ type: "step", steps: 1 });
 });
 element("restart").addEventListener("click", restart);
@@ -287,9 +297,7 @@ function showSpeed() {
 
 function frame() {
   const begin = performance.now();
-  if (state.playing && state.waiting === 0) {
-    ask({ type: "step", steps: 1, fill: state.settings.mover === "generator" });
-  }
+  askForStep();
   if (state.looking && !state.report.parts && state.waiting === 0) ask({ type: "look" });
   if (state.dirty) {
     state.dirty = false;
