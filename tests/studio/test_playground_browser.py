@@ -270,8 +270,10 @@ def test_text_is_readable_and_fits(visit, size, scheme, tmp_path):
     assert len(page.evaluate(CONTRASTS)) > 30
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     unnamed = page.evaluate(
-        "[...document.querySelectorAll('button, input, select, canvas')]"
-        ".filter((node) => node.checkVisibility() && !(node.innerText || node.ariaLabel || node.labels?.length)).map((node) => node.outerHTML)"
+        """[...document.querySelectorAll('button, input, select, canvas')]
+        .filter((node) => node.checkVisibility())
+        .filter((node) => !(node.innerText || node.ariaLabel || node.labels?.length))
+        .map((node) => node.outerHTML)"""
     )
     assert unnamed == []
 

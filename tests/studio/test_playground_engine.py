@@ -18,7 +18,8 @@ pytestmark = needs_node
 FACTORS = [(1, 1), (1.5, 1), (1, 2), (1, 0), (0, 1)]
 SETTINGS = {
     "mover": "points", "target": "bimodal", "start": "collapsed", "kernel": "laplace",
-    "normalization": "both", "temperature": 0.85, "step": 1, "rate": 0.004, "attraction": 1, "repulsion": 1, "fresh": False, "seed": 0,
+    "normalization": "both", "temperature": 0.85,
+    "step": 1, "rate": 0.004, "attraction": 1, "repulsion": 1, "fresh": False, "seed": 0,
     "strokes": [], "drops": [],
 }  # fmt: skip
 
