@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 # Bytecode is kept even where the environment says otherwise: compiling all tests takes ten seconds.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: demo tables torture test test-slow test-all lint style setup clean
+.PHONY: demo tables playground torture test test-slow test-all lint style setup clean
 
 demo: $(READY)
 	$(BIN)/driftgen demo --out runs/demo
@@ -15,6 +15,10 @@ demo: $(READY)
 # Writes the tables of README.md, docs/ and results/ from the files in results/.
 tables: $(READY)
 	$(BIN)/python -m tools.tables
+
+# Writes the playground as one file from its sources.
+playground: $(READY)
+	$(BIN)/python -m tools.playground
 
 # Tries to break everything for half an hour on two cores, and writes the figures to results/reliability.
 torture: $(READY)

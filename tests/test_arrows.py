@@ -41,9 +41,10 @@ KNOWS = {
         *("data", "drift", "evaluation", "features", "generators", "interop", "ops", "report", "support"),
         *("tokenizers", "training"),
     },
+    "studio": set(),
     "cli": {
         *("bench", "data", "drift", "evaluation", "features", "generators", "interop", "ops", "policy"),
-        *("report", "support", "tokenizers", "training"),
+        *("report", "studio", "support", "tokenizers", "training"),
     },
     # Where training and report meet, in dg.train and dg.pretrain: imported on first use.
     "__init__": {

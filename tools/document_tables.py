@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tools.records import Results, fill, markdown, select
 
-__all__ = ["earlier_versions", "identifiability", "initialization", "performance", "readme"]
+__all__ = ["earlier_versions", "identifiability", "initialization", "performance", "playground", "readme"]
 
 TIME_AND_MEMORY = "{seconds:.3f s}, {peak_bytes:.0f GiB}"
 
@@ -156,6 +156,17 @@ def initialization(results: Results) -> str:
     metrics = ("diversity", "precision", "recall")
     rows = [(label, *(f"{runs[name][metric]:.2f}" for metric in metrics)) for name, label in labels.items()]
     return markdown(("hidden layers", *metrics), rows)
+
+
+def playground(results: Results) -> str:
+    """Script per frame and steps per second of the playground."""
+    record = results.load("playground/frames.json")
+    cells = [
+        (name, fill("{script_ms_per_frame:.1f} ms", row), fill("{steps_per_second:.0f}", row))
+        for name, row in record["figures"].items()
+    ]
+    where = fill("{browser}; {hardware}, load average {load_average}; {evaluator}: `{command}`.", record)
+    return f"{markdown(('', 'script per frame', 'steps per second'), cells)}\n\n{where}"
 
 
 def earlier_versions(results: Results) -> str:

@@ -72,6 +72,13 @@ PICTURES = (
         evaluator="unbiased energy distance to 4096 fresh points",
     ),
     Picture(
+        "playground/playground.png",
+        "**The playground**, a page without a server ([what it does](../docs/playground.md)): points "
+        "drift to two moons; the arrows belong to the point under the pointer.",
+        "playground/frames.json",
+        width=80,
+    ),
+    Picture(
         "identifiability/identifiability.png",
         "**When does zero drift mean p = q?** The paper's appendix in numbers; "
         "[its page](identifiability/README.md) explains the panels.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -15,18 +15,21 @@ from rich.table import Table
 from driftgen.cli.options import Out, Seed
 from driftgen.errors import InputError, unknown_name
 
+if TYPE_CHECKING:
+    from driftgen.training.toy_study import ToyConfig
+
 __all__ = ["demo", "doctor", "toy"]
 
 
 def toy(
     distribution: Annotated[
-        str,
+        str | None,
         typer.Argument(
             help="bimodal, eight-gaussians, swiss-roll, checkerboard, two-moons, "
             "or a .npy file with points \\[n, 2].",
             show_default=False,
         ),
-    ],
+    ] = None,
     init: Annotated[str, typer.Option(help="Initial distribution: between, far or collapsed.")] = "between",
     generator: Annotated[
         bool, typer.Option("--generator/--points", help="Train an MLP, or move points along the field.")
@@ -50,9 +53,12 @@ def toy(
         str | None,
         typer.Option(help="antisymmetry: compare runs with unbalanced attraction and repulsion."),
     ] = None,
+    play: Annotated[
+        bool, typer.Option("--play", help="Open the playground, a page to watch and to change all this.")
+    ] = False,
 ) -> None:
     """Evolve a 2-D distribution toward data; writes evolution.png, .gif and report.html."""
-    from driftgen.data.toy import get_toy
+    from driftgen.data.toy import DISTRIBUTIONS, get_toy
     from driftgen.report.toy_files import metric_rows, study_table, write_evolution, write_study
     from driftgen.report.toy_page import write_toy_page
     from driftgen.support.atomic_write import make_folder
@@ -75,6 +81,11 @@ def toy(
     )
     if study not in (None, "antisymmetry"):
         raise unknown_name("study", study, ["antisymmetry"])
+    if play:
+        _play(distribution, config)
+        return
+    if distribution is None:
+        raise InputError(f"Missing argument: give a distribution ({', '.join(DISTRIBUTIONS)}) or --play")
     target = get_toy(distribution)
     make_folder(out)
     console = Console()
@@ -95,6 +106,33 @@ def toy(
         console.print(table)
     for path in paths:
         print(path)
+
+
+def _play(distribution: str | None, config: ToyConfig) -> None:
+    """Open the playground with the settings that it shares with a run."""
+    from driftgen.data.toy import DISTRIBUTIONS
+    from driftgen.studio.playground_page import PLAYGROUND, open_page, playground_url
+
+    if distribution is not None and distribution not in DISTRIBUTIONS:
+        raise unknown_name("distribution", distribution, DISTRIBUTIONS)
+    print(PLAYGROUND)
+    opened = open_page(
+        playground_url(
+            {
+                "target": distribution,
+                "start": config.init,
+                "mover": "generator" if config.generator else "points",
+                "temperature": config.temperature,
+                "kernel": config.kernel,
+                "normalization": config.normalization,
+                "attraction": config.attraction,
+                "repulsion": config.repulsion,
+                "seed": config.seed,
+            }
+        )
+    )
+    if not opened:
+        print("No browser was found here: open this file in one.")
 
 
 def demo(

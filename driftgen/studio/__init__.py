@@ -1,0 +1,1 @@
+"""Pages that show the method: the playground."""
