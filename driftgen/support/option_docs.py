@@ -9,7 +9,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["Option", "describe_options", "documented_arguments", "show_value"]
+__all__ = ["Option", "as_recipe_value", "describe_options", "documented_arguments"]
 
 _HEADING = re.compile(r"(Args|Arguments|Attributes|Parameters):")
 _ENTRY = re.compile(r"(\w+): +(.*)")
@@ -67,17 +67,17 @@ def documented_arguments(doc: str | None) -> dict[str, str]:
     return {name: _plain(text) for name, text in meanings.items()}
 
 
-def show_value(value: Any) -> str:
+def as_recipe_value(value: Any) -> str:
     """Return a value as a recipe writes it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return f"[{', '.join(map(show_value, value))}]" if isinstance(value, list | tuple) else str(value)
+    return f"[{', '.join(map(as_recipe_value, value))}]" if isinstance(value, list | tuple) else str(value)
 
 
 def _option(
     name: str, hints: dict[str, Any], default: Any, required: Any, meanings: dict[str, str]
 ) -> Option:
-    text = "required" if default is required else show_value(default)
+    text = "required" if default is required else as_recipe_value(default)
     return Option(name, _type_text(hints.get(name, Any)), text, meanings.get(name, ""))
 
 

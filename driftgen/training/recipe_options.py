@@ -11,7 +11,7 @@ from driftgen.generators.policy_network import CHUNK_GENERATORS
 from driftgen.interop.saved_config import model_options
 from driftgen.model_io import Architecture, build_model, get_architecture
 from driftgen.support.meta_init import on_meta_device
-from driftgen.support.option_docs import Option, describe_options, show_value
+from driftgen.support.option_docs import Option, as_recipe_value, describe_options
 from driftgen.training.config import AUTO, PretrainConfig, TrainConfig
 from driftgen.training.policy_config import PolicyConfig
 from driftgen.training.recipes import RunConfig
@@ -108,10 +108,10 @@ def _in_effect(
     """Replace the defaults by those of the preset, of the recipe, or of the data."""
     changed = []
     for option in options:
-        default = show_value(preset[option.name]) if option.name in preset else option.default
+        default = as_recipe_value(preset[option.name]) if option.name in preset else option.default
         if option.name in from_data:
             default = "from the data"
         elif option.name in given:
-            default = f"{show_value(given[option.name])} (set here; otherwise {default})"
+            default = f"{as_recipe_value(given[option.name])} (set here; otherwise {default})"
         changed.append(option._replace(default=default))
     return changed
