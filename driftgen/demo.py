@@ -20,12 +20,12 @@ from driftgen.support.distributed import Distributed
 from driftgen.support.progress import drawing, track
 from driftgen.support.provenance import provenance
 from driftgen.training.config import TrainConfig
-from driftgen.training.loop import View
 from driftgen.training.recipes import load_recipe
 from driftgen.training.stop_request import resume_hint
 from driftgen.training.summary import resume_command
 from driftgen.training.toy_study import ToyConfig, evolve
 from driftgen.training.trainer import train
+from driftgen.training.view import View
 
 __all__ = ["GUIDANCE", "demo_config", "evaluate_run", "run_demo"]
 

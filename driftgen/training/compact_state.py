@@ -28,7 +28,7 @@ from driftgen.support.untrusted_files import parse_json, read_bytes, read_json, 
 from driftgen.training.checkpoint import Checkpoint, Checkpoints
 from driftgen.training.run_folder import CHECKPOINTS, CONFIG, METRICS
 from driftgen.training.state_encoding import LEVELS, Level, StateEncoder, decode_tensor, from_bytes
-from driftgen.training.task import View
+from driftgen.training.view import View
 
 __all__ = ["CompactState", "StateReport", "place_state", "read_state", "write_state"]
 

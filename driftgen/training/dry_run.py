@@ -32,8 +32,8 @@ from driftgen.training.recipes import RunConfig
 from driftgen.training.run_folder import CHECKPOINTS, check_run, recorded_init
 from driftgen.training.step_clock import show_duration, show_speed
 from driftgen.training.summary import Summary
-from driftgen.training.task import View
 from driftgen.training.trainer import Training
+from driftgen.training.view import View
 
 __all__ = ["RunEstimate", "describe_estimate", "dry_run", "measure_run"]
 

@@ -30,11 +30,12 @@ from driftgen.training.sharding import copy_like, gather_state, make_mesh, resha
 from driftgen.training.step_clock import Speed, StepClock
 from driftgen.training.stop_request import StoppedAfterLastStep, StopRequest
 from driftgen.training.summary import Summary, summarize
-from driftgen.training.task import LoopConfig, Task, View
+from driftgen.training.task import LoopConfig, Task
 from driftgen.training.trackers import Trackers
 from driftgen.training.update import Update
+from driftgen.training.view import View
 
-__all__ = ["Loop", "Task", "View", "run_task"]
+__all__ = ["Loop", "run_task"]
 
 MAX_BAD_STEPS = 3  # in a row
 AGREE_EVERY = 10  # steps between collectives that ask whether any process received a signal
@@ -82,9 +83,8 @@ class Loop:
             with handle_signals(self.request.receive):
                 return self._run()
         except torch.OutOfMemoryError:
-            raise InputError(
-                f"out of GPU memory after step {self.step}: {self.task.memory_advice()}"
-            ) from None
+            advice = self.task.memory_advice()
+            raise InputError(f"out of GPU memory after step {self.step}: {advice}") from None
 
     def _run(self) -> bool:
         self.trackers = Trackers(self.config, self.folder) if self.distributed.is_main else None

@@ -25,7 +25,7 @@ from driftgen.support.rng import derive_seed
 from driftgen.training.build import NO_PARTS, Parts
 from driftgen.training.graphed_step import GraphedStep, can_capture
 from driftgen.training.health import Health
-from driftgen.training.loop import View, run_task
+from driftgen.training.loop import run_task
 from driftgen.training.policy_config import PolicyConfig
 from driftgen.training.policy_data import ChunkDraws, open_demonstrations
 from driftgen.training.policy_objectives import OBJECTIVES
@@ -33,6 +33,7 @@ from driftgen.training.run_folder import check_run
 from driftgen.training.step_inputs import StepInputs, StepOutput
 from driftgen.training.step_memory import check_samples
 from driftgen.training.summary import describe_network
+from driftgen.training.view import View
 
 __all__ = ["PolicyTraining", "chunk_scores", "network_of", "train_policy"]
 

@@ -30,13 +30,14 @@ from driftgen.training.build import NO_PARTS, Parts, build_mae, check_mae_width,
 from driftgen.training.config import Masking, PretrainConfig
 from driftgen.training.graphed_step import GraphedStep, can_capture
 from driftgen.training.health import Health
-from driftgen.training.loop import View, run_task
+from driftgen.training.loop import run_task
 from driftgen.training.run_evaluation import open_without_augmentation
 from driftgen.training.run_folder import CONFIG, check_run
 from driftgen.training.sharding import make_mesh
 from driftgen.training.step_memory import check_samples
 from driftgen.training.summary import describe_pretraining
 from driftgen.training.unreadable_images import UnreadableImages
+from driftgen.training.view import View
 
 __all__ = ["Pretraining", "classification_weight", "pretrain"]
 

@@ -52,8 +52,8 @@ from driftgen.training.run_start import (
 )
 from driftgen.training.stop_request import StoppedAfterLastStep, resume_hint
 from driftgen.training.summary import resume_command
-from driftgen.training.task import View
 from driftgen.training.trainer import train
+from driftgen.training.view import View
 
 __all__ = ["Run", "recorded_init", "start_run"]
 

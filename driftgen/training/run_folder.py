@@ -17,7 +17,8 @@ from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.config import TrainConfig
 from driftgen.training.metrics_file import repair_metrics
 from driftgen.training.recipes import differences, load_config, load_recipe, to_yaml
-from driftgen.training.task import LoopConfig, View
+from driftgen.training.task import LoopConfig
+from driftgen.training.view import View
 
 __all__ = [
     "CHECKPOINTS",

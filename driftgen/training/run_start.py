@@ -21,7 +21,7 @@ from driftgen.training.own_images import ENCODER, NEXT, SIZE
 from driftgen.training.recipe_sizes import size_overrides
 from driftgen.training.recipes import RunConfig, load_recipe
 from driftgen.training.run_folder import CHECKPOINTS, CONFIG, check_run
-from driftgen.training.task import View
+from driftgen.training.view import View
 
 __all__ = [
     "NO_PERMISSION",

@@ -1,4 +1,4 @@
-"""Memory of a step from its sizes alone, before anything is drawn or allocated."""
+"""Memory of a step from its sizes alone, before anything is drawn or allocated, and ways to reduce it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 
 from driftgen.support.distributed import Distributed
 from driftgen.support.peak_memory import check_fits
-from driftgen.training.config import Batch
+from driftgen.training.config import Batch, TrainConfig
 
-__all__ = ["check_samples", "check_step", "step_bytes"]
+__all__ = ["check_samples", "check_step", "memory_advice", "step_bytes"]
 
 FLOAT = 4  # bytes
 
@@ -46,3 +46,15 @@ def check_samples(option: str, count: int, size: int, distributed: Distributed) 
     """
     needed = FLOAT * count * size // distributed.world_size
     check_fits(f"a step of {option}", needed, distributed.device, "lower it")
+
+
+def memory_advice(config: TrainConfig) -> str:
+    """Return the changes that reduce the memory of a step."""
+    batch, changes = config.batch, []
+    if 2 * batch.micro <= batch.classes:
+        changes.append(f"batch.micro={2 * batch.micro} (the same step in micro-batches)")
+    if batch.micro > 1 and batch.mode == "exact":
+        changes.append("batch.mode=previous")
+    if config.generator.kind in ("dit", "unet") and not config.checkpoint_blocks:
+        changes.append("checkpoint_blocks=true")
+    return f"use --set {' or '.join(changes or ['batch.generated=N with fewer samples'])}"

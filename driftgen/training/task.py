@@ -10,17 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 from driftgen.training.config import Optimizer, Output
 
-if TYPE_CHECKING:
-    from driftgen.training.step_clock import Speed
-    from driftgen.training.summary import Summary
-
-__all__ = ["Describes", "DrawsAhead", "LoopConfig", "Task", "View"]
+__all__ = ["Describes", "DrawsAhead", "LoopConfig", "Task"]
 
 
 class Task(Protocol):
@@ -134,31 +130,3 @@ class LoopConfig(Protocol):
     @property
     def fsdp(self) -> bool: ...
     def model_dump(self, *, mode: str = ..., exclude: Any = ...) -> dict[str, Any]: ...
-
-
-class View(Protocol):
-    """Display of a run."""
-
-    def begin(self, summary: Summary) -> None:
-        """Show the summary of a run; its first step begins."""
-        ...
-
-    def advance(self, step: int, seconds_per_step: float | None) -> None:
-        """Show that this many steps are done. Called after every step; the speed is None if not known."""
-        ...
-
-    def measured(self, speed: Speed) -> None:
-        """Show the speed, once it is known."""
-        ...
-
-    def update(self, row: Mapping[str, Any]) -> None:
-        """Show a row of metrics."""
-        ...
-
-    def info(self, text: str) -> None:
-        """Show a message."""
-        ...
-
-    def warn(self, text: str) -> None:
-        """Show a warning."""
-        ...

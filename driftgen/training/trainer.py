@@ -36,7 +36,7 @@ from driftgen.training.config import TrainConfig
 from driftgen.training.feature_cache import CachedRows, FeatureCache, cacheable
 from driftgen.training.graphed_step import GraphedStep, can_capture
 from driftgen.training.health import Health, never_trained
-from driftgen.training.loop import View, run_task
+from driftgen.training.loop import run_task
 from driftgen.training.microbatch import MicroBatchedStep
 from driftgen.training.previews import NEAREST, REAL, save_nearest, save_real, save_samples
 from driftgen.training.run_evaluation import RunEvaluation
@@ -44,11 +44,12 @@ from driftgen.training.run_folder import CHECKPOINTS, check_run
 from driftgen.training.sharding import make_mesh
 from driftgen.training.step import DriftStep
 from driftgen.training.step_inputs import StepInputs, StepOutput, guided_inputs
-from driftgen.training.step_memory import check_step
+from driftgen.training.step_memory import check_step, memory_advice
 from driftgen.training.step_metrics import CLASSES, measure, measure_spread
 from driftgen.training.summary import describe_training
 from driftgen.training.unreadable_images import UnreadableImages
 from driftgen.training.vector_subsets import VectorSubsets
+from driftgen.training.view import View
 
 __all__ = ["Training", "train"]
 
@@ -363,18 +364,6 @@ def train(
         return run_task(folder, config, task, distributed, view, header, report)
     finally:
         task.data.close()
-
-
-def memory_advice(config: TrainConfig) -> str:
-    """Return the changes that reduce the memory of a step."""
-    batch, changes = config.batch, []
-    if 2 * batch.micro <= batch.classes:
-        changes.append(f"batch.micro={2 * batch.micro} (the same step in micro-batches)")
-    if batch.micro > 1 and batch.mode == "exact":
-        changes.append("batch.mode=previous")
-    if config.generator.kind in ("dit", "unet") and not config.checkpoint_blocks:
-        changes.append("checkpoint_blocks=true")
-    return f"use --set {' or '.join(changes or ['batch.generated=N with fewer samples'])}"
 
 
 def _origin(config: TrainConfig) -> dict[str, str]:

@@ -19,7 +19,7 @@ from driftgen.evaluation.reference import load_reference
 from driftgen.evaluation.sweep import Evaluation, evaluate_model
 from driftgen.report.run_page import write_report
 from driftgen.support.distributed import Distributed
-from driftgen.training import pretrain, trainer
+from driftgen.training import pretrain, step_memory, trainer
 from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.loop import Loop
 from driftgen.training.recipes import load_recipe
@@ -312,7 +312,7 @@ def test_too_little_memory_is_told_in_a_line(tmp_path, changes, advice):
 
     recipe, *changes = changes if changes[0].startswith("mae") else ["digits", *SMALL, *changes]
     config = load_recipe(recipe, changes)
-    advise = trainer.memory_advice if config.task == "train" else pretrain.memory_advice
+    advise = step_memory.memory_advice if config.task == "train" else pretrain.memory_advice
     task = SimpleNamespace(
         model=torch.nn.Linear(2, 2),
         compute_gradient=full,
