@@ -4,6 +4,7 @@ alone.
 
 import ast
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -58,8 +59,13 @@ PACKAGES = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
 PARTS = sorted(PACKAGES | {path.stem for path in PACKAGE.glob("*.py")})
 
 
+@cache
 def names(path):
-    """What a file imports of driftgen, as dotted names."""
+    """What a file imports, as dotted names."""
+    return list(_names(path))
+
+
+def _names(path):
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: a relative import"
@@ -106,6 +112,28 @@ def test_no_part_reaches_itself():
             seen |= new
             waiting += new
         assert start not in seen
+
+
+def module_of(name):
+    """The file of a module, or of the module that a name is taken from; None for a package."""
+    parts = name.split(".")[1:]
+    for n in (len(parts), len(parts) - 1):
+        path = PACKAGE.joinpath(*parts[:n]).with_suffix(".py")
+        if n and path.is_file():
+            return path
+    return None
+
+
+def test_no_file_reaches_itself():
+    graph = {
+        path: {module_of(name) for name in names(path) if name.startswith("driftgen.")} - {None, path}
+        for path in PACKAGE.rglob("*.py")
+    }
+    circles = TopologicalSorter(graph)
+    try:
+        circles.prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(path.name for path in error.args[1]))
 
 
 def test_imports_in_functions_and_for_types_count(tmp_path):
