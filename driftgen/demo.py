@@ -27,9 +27,12 @@ from driftgen.training.toy_study import ToyConfig, evolve
 from driftgen.training.trainer import train
 from driftgen.training.view import View
 
-__all__ = ["GUIDANCE", "demo_config", "evaluate_run", "run_demo"]
+__all__ = ["GUIDANCE", "QUICK", "QUICK_TOY_STEPS", "demo_config", "evaluate_run", "run_demo"]
 
 GUIDANCE, EACH = 1.5, 100
+# Changes of a run of seconds, which shows that everything works; its digits are not those of the whole demo.
+QUICK = ("optim.steps=300", "optim.warmup=50", "output.samples_every=100", "output.report_every=300")
+QUICK_TOY_STEPS = 30
 
 
 def demo_config(seed: int = 0, changes: Sequence[str] = ()) -> TrainConfig:

@@ -136,28 +136,42 @@ def _play(distribution: str | None, config: ToyConfig) -> None:
 
 
 def demo(
-    out: Out = Path("runs/demo"),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder to write to. Default: runs/demo, or runs/demo-quick with --quick.",
+            show_default=False,
+        ),
+    ] = None,
     seed: Seed = 0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Train for seconds, to see that everything works.")
+    ] = False,
 ) -> None:
     """Train a generator of digits, sample and evaluate it; writes report.html."""
-    from driftgen.demo import demo_config, run_demo
+    from driftgen.demo import QUICK, QUICK_TOY_STEPS, demo_config, run_demo
     from driftgen.evaluation.digits import BARS
     from driftgen.report.terminal import LiveView
 
     _check_seed(seed)
-    config = demo_config(seed)
+    out = out or Path("runs/demo-quick" if quick else "runs/demo")
+    changes, toy_steps = (QUICK, QUICK_TOY_STEPS) if quick else ((), None)
+    config = demo_config(seed, changes)
     with LiveView(str(out), config.optim.steps, config.loss.temperatures) as view:
-        result = run_demo(out, view, seed)
+        result = run_demo(out, view, seed, changes, toy_steps)
     if result is None:
         raise typer.Exit(130)
     page, figures = result
+    columns = ["1,000 digits, guidance 1.5", "measured", "target"]
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("1,000 digits, guidance 1.5", "measured", "target"):
+    for column in columns[:2] if quick else columns:
         table.add_column(column, justify="left" if column.startswith("1") else "right")
     for name, bar in BARS.items():
-        relation = "at most" if name == "copied" else "at least"
-        table.add_row(name.replace("_", ", "), f"{figures[name]:.3f}", f"{relation} {bar}")
+        target = f"{'at most' if name == 'copied' else 'at least'} {bar}"
+        table.add_row(name.replace("_", ", "), f"{figures[name]:.3f}", *([] if quick else [target]))
     Console().print(table)
+    if quick:
+        print("A quick run: driftgen demo trains for minutes, to better digits.")
     print(page)
 
 

@@ -1,13 +1,11 @@
-"""The playground's file: what its sources give, complete in itself, in the wheel; ``driftgen toy --play``."""
+"""The playground's file: what its sources give, complete in itself; ``driftgen toy --play``."""
 
 import re
 import shutil
 import sys
 import webbrowser
-from pathlib import Path
 
 import pytest
-from hatchling.builders.wheel import WheelBuilder
 
 from driftgen.drift.kernels import KERNELS
 from driftgen.drift.normalization import NORMALIZATIONS
@@ -65,12 +63,6 @@ def test_sources_that_cannot_become_one_file(tmp_path, file, text, message):
     path = tmp_path / "copy" / file
     path.write_text("" if text is None else text + path.read_text(encoding="utf-8"), encoding="utf-8")
     fails(lambda: build(tmp_path / "copy"), message)
-
-
-def test_the_wheel_holds_the_page():
-    builder = WheelBuilder(str(Path(__file__).parents[2]))
-    names = {included.distribution_path for included in builder.recurse_included_files()}
-    assert "driftgen/studio/playground/playground.html" in names
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ LINES = {
     name: None if line is None else line.split()
     for name, line in {
         "toy": "bimodal --steps 1 --samples 8 --positives 8 --out out",
-        "demo": None,  # trains for two minutes; its options are those of toy
+        "demo": None,  # trains for seconds or minutes; its options are those of toy
         "doctor": "",
         "train": f"digits --set optim.steps=1 {BATCH} --device cpu --dry-run",
         "pretrain": "mae-digits --set optim.steps=1 --set batch_size=4 --device cpu --dry-run",
