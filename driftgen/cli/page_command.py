@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -36,7 +38,9 @@ def page(
     ] = None,
     runtime: Annotated[
         Path | None,
-        typer.Option(help="node_modules with onnxruntime-web. Default: the cache, filled from npm's registry."),
+        typer.Option(
+            help="node_modules with onnxruntime-web. Default: downloaded once, from npm's registry."
+        ),
     ] = None,
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Skip the checksums of the weights, a second per GB or two.")
@@ -54,7 +58,7 @@ def page(
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "page" if out is None else out
         check_page(folder, dtype)
-        files = find_runtime(runtime)
+        files = find_runtime(runtime, partial(print, file=sys.stderr))
         with open_server(folder, port) as server:  # before the work of the export: the port may be in use
             pipe = DriftPipeline.from_pretrained(
                 name, weights=weights, tokenizer=tokenizer, verify=not no_verify

@@ -26,7 +26,15 @@ from driftgen.support.checked_arguments import checked
 from driftgen.support.download import first_line
 from driftgen.support.untrusted_files import parse_json, read_bytes, reading
 
-__all__ = ["FORMATS", "METADATA", "check_export", "export_model", "export_onnx", "export_pt2", "read_metadata"]
+__all__ = [
+    "FORMATS",
+    "METADATA",
+    "check_export",
+    "export_model",
+    "export_onnx",
+    "export_pt2",
+    "read_metadata",
+]
 
 METADATA = "driftgen"  # key of the metadata in an ONNX file; in a pt2 file the extra file driftgen.json
 FORMATS = ("onnx", "pt2")

@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from driftgen.errors import InputError
 from driftgen.interop.onnx import check_export, export_onnx, read_metadata
 from driftgen.studio.onnxruntime_web import FILES, LICENSE, find_runtime
 from driftgen.support.atomic_write import atomic_folder, check_free
@@ -41,9 +40,6 @@ def write_page(
     with atomic_folder(folder) as scratch:
         model = export_onnx(pipe, scratch / MODEL, dtype=dtype)
         record = read_metadata(model)
-        channels = record["outputs"]["images"]["shape"][1]
-        if channels not in (1, 3):
-            raise InputError(f"{name} makes images of {channels} channels: a page shows 1 (gray) or 3 (color)")
         record |= {"name": name, "bytes": model.stat().st_size}
         (scratch / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         shutil.copytree(STUDIO / "browser", scratch / "browser")
