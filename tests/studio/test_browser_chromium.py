@@ -1,27 +1,16 @@
-"""The page that generates images, in Chromium: Python's images, walks, settings, keyboard, faults."""
+"""The page that generates images, in Chromium: Python's images, walks, settings, keyboard."""
 
 import io
 import json
-import shutil
-import threading
-from functools import cache, partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from driftgen.errors import InputError
-from driftgen.generators import ImageMLP
-from driftgen.pipeline import DriftPipeline
-from driftgen.studio.browser_page import write_page
-from driftgen.studio.onnxruntime_web import find_runtime
-from driftgen.studio.page_server import open_server
 from driftgen.support.images import to_uint8
 from driftgen.support.portable_noise import portable_noise
 from tests.support import exported
-from tests.support.pipelines import lively
 from tests.support.web_pages import CONTRASTS, SIZES, UNNAMED
 from tools.chromium import chromium_path
 
@@ -30,71 +19,8 @@ pytestmark = [
     pytest.mark.skipif(chromium_path() is None, reason="needs chromium: apt-get install chromium"),
 ]
 
-MODELS = {
-    "digits": lambda: DriftPipeline.from_pretrained("digits"),
-    "dit": exported.dit,  # with style indices
-    "unet": exported.unet,
-}
-
-
-def many_classes():
-    """Trained without guidance, with more classes than fit on buttons, without names."""
-    network = ImageMLP(input_size=8, in_channels=1, num_classes=30, hidden_size=64, depth=1)
-    return DriftPipeline(lively(network), source={"guidance_range": [1.0, 1.0]})
-
-
-OTHERS = {"many classes": many_classes}
 SEED = 2**53 - 100  # of two words
 DONE = "page.ready && page.images.length === page.settings.number"
-
-
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *args):
-        pass
-
-
-@pytest.fixture(scope="module")
-def runtime():
-    try:
-        return find_runtime()
-    except InputError as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture(scope="module")
-def folder_of(tmp_path_factory, runtime):
-    """Return a function: the pipeline of a name and the folder of its page, written once."""
-    place = tmp_path_factory.mktemp("pages")
-
-    @cache
-    def write(name, dtype="float32"):
-        torch.manual_seed(0)
-        pipe = (MODELS | OTHERS)[name]()
-        page = write_page(pipe, place / f"{name}-{dtype}", name=name, dtype=dtype, runtime=runtime)
-        return pipe, page.parent
-
-    return write
-
-
-@pytest.fixture
-def serve():
-    """Serve a folder as ``driftgen page`` does, or as any static server does. Return its address."""
-    servers = []
-
-    def call(folder, plain=False):
-        if plain:
-            handler = partial(Quiet, directory=str(folder))
-            server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        else:
-            server = open_server(folder)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        servers.append(server)
-        return f"http://127.0.0.1:{server.server_port}/"
-
-    yield call
-    for server in servers:
-        server.shutdown()
-        server.server_close()
 
 
 @pytest.fixture
@@ -165,7 +91,7 @@ def compare(found, expected):
     return difference, steps
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["digits", "dit", "unet"])
 def test_images_are_those_of_python(visit, folder_of, name, record_property):
     pipe, folder = folder_of(name)
     page = visit(folder)
@@ -386,62 +312,3 @@ def test_text_is_readable_and_fits(visit, folder_of, size, scheme, tmp_path):
     page.check("#numbers input[value='50']")
     until(page, f"page.settings.number === 50 && {DONE}")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-
-
-# --- faults ---------------------------------------------------------------------------------------------
-
-
-def truncate(folder):
-    path = folder / "model.onnx"
-    path.write_bytes(path.read_bytes()[:-200_000])
-
-
-FAULTS = {
-    "a damaged model": (truncate, "The model cannot be loaded: "),
-    "no model": (lambda f: (f / "model.onnx").unlink(), "The model cannot be fetched: model.onnx gives 404."),
-    "an empty model": (lambda f: (f / "model.onnx").write_bytes(b""), "The model cannot be loaded: "),
-    "no metadata": (lambda f: (f / "model.json").unlink(), "The description of the model cannot be fetched"),
-    "damaged metadata": (lambda f: (f / "model.json").write_text("{"), "model.json is damaged"),
-    "other metadata": (lambda f: (f / "model.json").write_text("[]"), "does not describe a generator"),
-    "no runtime": (lambda f: shutil.rmtree(f / "ort"), "onnxruntime-web cannot be loaded"),
-    "no worker": (
-        lambda f: (f / "browser/worker.mjs").unlink(),
-        "The script that runs the network cannot be",
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_faults_give_a_sentence(browser, serve, folder_of, tmp_path, fault):
-    damage, sentence = FAULTS[fault]
-    folder = shutil.copytree(folder_of("digits")[1], tmp_path / "page")
-    damage(folder)
-    assert sentence in trouble(browser, serve(folder))
-
-
-def trouble(browser, url, script=None):
-    """The sentence on a page that cannot work. Nothing is thrown, and no control pretends to work."""
-    errors = []
-    context = browser.new_context()
-    page = context.new_page()
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    if script:
-        page.add_init_script(script)
-    page.goto(url)
-    page.wait_for_selector("#trouble", timeout=60_000)
-    text = page.inner_text("#trouble")
-    assert page.is_hidden("#loading")
-    assert page.is_hidden("main") or page.is_disabled("#again")
-    context.close()
-    assert not errors
-    return text
-
-
-def test_no_webassembly(browser, serve, folder_of):
-    text = trouble(browser, serve(folder_of("digits")[1]), "delete globalThis.WebAssembly")
-    assert text.startswith("This browser lacks WebAssembly with SIMD")
-
-
-def test_a_page_from_a_file(browser, folder_of):
-    page = folder_of("digits")[1] / "index.html"
-    assert "python -m http.server" in trouble(browser, page.as_uri())

@@ -6,7 +6,7 @@ const USUAL_GUIDANCE = [1, 4]; // of the training recipes, for models that do no
 /** The model of a record, the content of model.json. Throws an error with a plain sentence if it is of no use. */
 export function readModel(record) {
   const images = record?.outputs?.images;
-  if (record?.format !== "driftgen" || record.kind !== "generator" || !images) {
+  if (record?.format !== "driftgen" || !images) {
     throw new Error("model.json does not describe a generator of images.");
   }
   if (record.noise.generator !== NAME) {
