@@ -2,6 +2,9 @@
 
 import io
 import json
+import re
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +22,7 @@ pytestmark = [
     pytest.mark.skipif(chromium_path() is None, reason="needs chromium: apt-get install chromium"),
 ]
 
+GUIDE = Path(__file__).parents[2] / "docs" / "browser.md"
 SEED = 2**53 - 100  # of two words
 DONE = "page.ready && page.images.length === page.settings.number"
 
@@ -101,6 +105,30 @@ def test_images_are_those_of_python(visit, folder_of, name, record_property):
     until(page, f"page.settings.seed > 1 && {DONE}")
     differences.append(compare(images_of(page), by_python(pipe, folder, number, SEED)))
     record_property("largest differences of floats and pixels", str(np.max(differences, axis=0)))
+
+
+def test_a_slow_network_shows_images_one_by_one(visit, folder_of, tmp_path):
+    pipe, folder = folder_of("digits")
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    model = copy / "browser" / "model.mjs"
+    text = model.read_text(encoding="utf-8")
+    assert "Math.floor(200 / " in text
+    model.write_text(text.replace("Math.floor(200 / ", "Math.floor(1e-9 / "), encoding="utf-8")
+    page = visit(copy)
+    assert page.evaluate("page.report.calls") == 20
+    assert "20 images, 20 network calls: " in page.inner_text("#status")
+    compare(images_of(page), by_python(pipe, folder, 20, 0))
+
+
+def test_the_guide_gives_the_image_of_the_page(visit, folder_of, tmp_path, monkeypatch):
+    _, folder = folder_of("digits")
+    (code,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "page").symlink_to(folder)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(compile(code, "docs/browser.md", "exec"), names)
+    difference = names["pixels"][0].astype(int) - images_of(visit(folder))[1][7]
+    assert np.abs(difference).max() <= 1
 
 
 def test_noise_in_chromium_is_pythons_bit_for_bit(visit, folder_of):
