@@ -25,6 +25,7 @@ function fail(text) {
   element("trouble").textContent = text;
   element("trouble").hidden = false;
   element("loading").hidden = true;
+  document.querySelector("main").hidden = !state.ready;
   setPlaying(false);
   document.querySelector(".stage").ariaBusy = "false";
 }

@@ -113,7 +113,7 @@ async function frame({ place, number, chosen, alpha, seed }) {
 
 /** The message of an error of the runtime as one sentence; errors of WebAssembly are numbers. */
 function plain(error) {
-  const text = String(error?.message ?? error).split("\n")[0].trim();
+  const text = String(error?.message ?? error).split("\n")[0].replace(/^.*ERROR_MESSAGE: /, "").trim();
   return /^\d*$/.test(text) ? "out of memory, or the file is damaged." : text.slice(0, 300);
 }
 
