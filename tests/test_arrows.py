@@ -42,7 +42,7 @@ KNOWS = {
         *("data", "drift", "evaluation", "features", "generators", "interop", "ops", "report", "support"),
         *("tokenizers", "training"),
     },
-    "studio": set(),
+    "studio": {"interop", "support"},
     "cli": {
         *("bench", "data", "drift", "evaluation", "features", "generators", "interop", "ops", "policy"),
         *("report", "studio", "support", "tokenizers", "training"),

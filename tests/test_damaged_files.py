@@ -352,7 +352,7 @@ PARSERS = {
     "load_file": {"untrusted_files", "checkpoint"},
     "torch.load": {"untrusted_files", "inception"},
     "zipfile.ZipFile": {"untrusted_files", "inception"},
-    "tarfile.open": {"tar_shards"},
+    "tarfile.open": {"tar_shards", "onnxruntime_web"},  # onnxruntime_web: a file of a known checksum
     "lzma.open": {"episode_files"},
     "h5py.File": {"episode_files", "collect"},  # collect: writes
     "Image.open": {

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from tools.records import Results, fill, markdown, select
 
-__all__ = ["earlier_versions", "identifiability", "initialization", "performance", "playground", "readme"]
+__all__ = [
+    "browser",
+    "earlier_versions",
+    "identifiability",
+    "initialization",
+    "performance",
+    "playground",
+    "readme",
+]
 
 TIME_AND_MEMORY = "{seconds:.3f s}, {peak_bytes:.0f GiB}"
 
@@ -167,6 +175,25 @@ def playground(results: Results) -> str:
     ]
     where = fill("{browser}; {hardware}, load average {load_average}; {evaluator}: `{command}`.", record)
     return f"{markdown(('', 'script per frame', 'steps per second'), cells)}\n\n{where}"
+
+
+def browser(results: Results) -> str:
+    """Time per image inside a browser, and the difference from PyTorch."""
+    record = results.load("browser/browser.json")
+    cells = [
+        (
+            name,
+            fill("{model_megabytes:.1f} MB", row),
+            fill("{ms_per_image:.1f} ms", row),
+            fill("{ms_per_frame:.1f} ms, {frames_per_second:.0f} per second", row),
+            fill("{largest_difference:.0e}", row),
+            fill("{largest_pixel_difference}, in {different_pixels} of {pixels:,}", row),
+        )
+        for name, row in record["figures"].items()
+    ]
+    heads = ("", "model.onnx", "per image", "frame of a walk", "largest difference", "of pixels, 0 to 255")
+    where = fill("{browser}; {hardware}, load average {load_average}; ", record)
+    return f"{markdown(heads, cells)}\n\n{where}{record['evaluator']}: `{record['command']}`."
 
 
 def earlier_versions(results: Results) -> str:

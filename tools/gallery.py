@@ -79,6 +79,13 @@ PICTURES = (
         width=80,
     ),
     Picture(
+        "browser/browser.png",
+        "**Images inside the browser** ([how](../docs/browser.md)): the packaged model runs in the page, "
+        "one network call per click.",
+        "browser/browser.json",
+        width=80,
+    ),
+    Picture(
         "identifiability/identifiability.png",
         "**When does zero drift mean p = q?** The paper's appendix in numbers; "
         "[its page](identifiability/README.md) explains the panels.",

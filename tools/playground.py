@@ -16,6 +16,7 @@ from driftgen.support.atomic_write import atomic_write
 __all__ = ["SCRIPTS", "build", "main"]
 
 SOURCES = PLAYGROUND.parent
+BASE_STYLE = SOURCES.parent / "base.css"
 # Each script of the template, with its modules in an order in which each follows what it imports.
 SCRIPTS = {
     "engine": ("field", "toys", "mlp", "engine"),
@@ -31,7 +32,8 @@ NAME = re.compile(r"^(?:async )?(?:function|class|const|let) (\w+)", re.MULTILIN
 def build(sources: Path = SOURCES) -> str:
     """Return the page. Raises ``InputError`` if the modules cannot share a scope."""
     page = (sources / "index.template.html").read_text(encoding="utf-8")
-    parts = {"style": (sources / "style.css").read_text(encoding="utf-8")}
+    styles = (BASE_STYLE, sources / "style.css")
+    parts = {"style": "\n".join(style.read_text(encoding="utf-8") for style in styles)}
     seen: dict[str, str] = {}
     for script, modules in SCRIPTS.items():
         parts[script] = "\n".join(_module(sources / f"{module}.mjs", seen) for module in modules)

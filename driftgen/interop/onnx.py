@@ -24,8 +24,17 @@ from driftgen.ops.dispatch import without_kernels
 from driftgen.support.atomic_write import atomic_write
 from driftgen.support.checked_arguments import checked
 from driftgen.support.download import first_line
+from driftgen.support.untrusted_files import parse_json, read_bytes, reading
 
-__all__ = ["FORMATS", "METADATA", "check_export", "export_model", "export_onnx", "export_pt2"]
+__all__ = [
+    "FORMATS",
+    "METADATA",
+    "check_export",
+    "export_model",
+    "export_onnx",
+    "export_pt2",
+    "read_metadata",
+]
 
 METADATA = "driftgen"  # key of the metadata in an ONNX file; in a pt2 file the extra file driftgen.json
 FORMATS = ("onnx", "pt2")
@@ -146,6 +155,18 @@ def check_export(path: str | Path, format: str, dtype: torch.dtype | str) -> str
                     f"{name} is not installed, which the export needs: pip install 'driftgen[onnx]'"
                 ) from None
     return stored
+
+
+def read_metadata(path: str | Path) -> dict[str, Any]:
+    """Return the metadata of an exported ONNX file."""
+    import onnx
+
+    with reading(path, "an exported model"):
+        proto = onnx.load_model_from_string(read_bytes(path))
+        for entry in proto.metadata_props:
+            if entry.key == METADATA:
+                return dict(parse_json(entry.value))
+    raise InputError(f"{path} has no metadata of driftgen: export the model again")
 
 
 def _trace(graph: Graph) -> torch.export.ExportedProgram:

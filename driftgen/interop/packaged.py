@@ -6,8 +6,9 @@ from pathlib import Path
 
 from driftgen.interop.saved_config import CONFIG
 
-__all__ = ["find_packaged", "packaged_names"]
+__all__ = ["best_packaged", "find_packaged", "packaged_names"]
 
+BEST_FIRST = ("cifar10", "digits")  # generators of images
 FOLDER = Path(__file__).parents[1] / "packaged"
 
 
@@ -19,3 +20,8 @@ def packaged_names() -> list[str]:
 def find_packaged(name: str) -> Path | None:
     """Return the folder of a model that ships with the package; None if there is none of this name."""
     return FOLDER / name if name in packaged_names() else None
+
+
+def best_packaged() -> str:
+    """Return the name of the generator to show where a user names none."""
+    return next(name for name in BEST_FIRST if find_packaged(name) is not None)

@@ -22,6 +22,7 @@ import typer.main
 from pydantic import BaseModel
 
 from driftgen.cli import app
+from driftgen.studio.onnxruntime_web import FILES
 from driftgen.training.config import PretrainConfig, TrainConfig
 from driftgen.training.policy_config import PolicyConfig
 from tests.support.fault_search import Counts, Fault, chosen, main, reproduction
@@ -55,6 +56,7 @@ LINES = {
         "recipes": "",
         "sample": "digits --number 2 --out samples --device cpu",
         "export": "digits out.pt2 --format pt2",
+        "page": "digits --out page --runtime runtime",
         "report": "missing",
         "eval": "digits --data digits --encoder pixels --samples 70 --out eval --device cpu",
         "neighbors": "digits --data digits --samples 10 --out neighbors --device cpu",
@@ -94,6 +96,9 @@ def make_files(folder: Path) -> None:
     (folder / "folder").mkdir()
     (folder / "text").write_text("text", encoding="utf-8")
     os.mkfifo(folder / "pipe")
+    (folder / "runtime").mkdir()
+    for name in FILES:
+        (folder / "runtime" / name).write_text("a file of onnxruntime-web", encoding="utf-8")
     pixels = np.zeros((4, 8, 8, 3), np.uint8)
     np.savez(folder / "images.npz", images=pixels, labels=np.arange(4))
 

@@ -1,20 +1,22 @@
-"""Run the playground's own modules under Node."""
+"""Run the modules of a page under Node."""
 
 import json
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from driftgen.studio.playground_page import PLAYGROUND
 
+SOURCES = PLAYGROUND.parent
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="needs Node 18 or newer")
 
 
-def run_node(code, inputs, modules):
-    """Run code with ``inputs`` and the names that ``modules`` export. Return the value that it returns."""
+def run_node(code, inputs, modules, folder=SOURCES):
+    """Run code with ``inputs`` and the names that modules of a folder export. Return what it returns."""
     imports = "\n".join(
-        f'import * as {name} from "{(PLAYGROUND.parent / name).with_suffix(".mjs").as_uri()}";'
+        f'import * as {Path(name).name} from "{(folder / name).with_suffix(".mjs").as_uri()}";'
         for name in modules
     )
     script = f"""{imports}

@@ -1,0 +1,68 @@
+"""The page that generates images, in Chromium, where something is missing or damaged: a plain sentence."""
+
+import shutil
+
+import pytest
+
+from tools.chromium import chromium_path
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(chromium_path() is None, reason="needs chromium: apt-get install chromium"),
+]
+
+
+def truncate(folder):
+    path = folder / "model.onnx"
+    path.write_bytes(path.read_bytes()[:-200_000])
+
+
+FAULTS = {
+    "a damaged model": (truncate, "The model cannot be loaded: Failed to load model"),
+    "no model": (lambda f: (f / "model.onnx").unlink(), "The model cannot be fetched: model.onnx gives 404."),
+    "an empty model": (lambda f: (f / "model.onnx").write_bytes(b""), "The model cannot be loaded: "),
+    "no metadata": (lambda f: (f / "model.json").unlink(), "The description of the model cannot be fetched"),
+    "damaged metadata": (lambda f: (f / "model.json").write_text("{"), "model.json is damaged"),
+    "other metadata": (lambda f: (f / "model.json").write_text("[]"), "does not describe a generator"),
+    "no runtime": (lambda f: shutil.rmtree(f / "ort"), "onnxruntime-web cannot be loaded"),
+    "no worker": (
+        lambda f: (f / "browser/worker.mjs").unlink(),
+        "The script that runs the network cannot be",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_give_a_sentence(browser, serve, folder_of, tmp_path, fault):
+    damage, sentence = FAULTS[fault]
+    folder = shutil.copytree(folder_of("digits")[1], tmp_path / "page")
+    damage(folder)
+    assert sentence in trouble(browser, serve(folder))
+
+
+def trouble(browser, url, script=None):
+    """The sentence on a page that cannot work. Nothing is thrown, and no control is shown."""
+    errors = []
+    context = browser.new_context()
+    page = context.new_page()
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    if script:
+        page.add_init_script(script)
+    page.goto(url)
+    page.wait_for_selector("#trouble", timeout=60_000)
+    text = page.inner_text("#trouble")
+    assert page.is_hidden("#loading")
+    assert page.is_hidden("main")
+    context.close()
+    assert not errors
+    return text
+
+
+def test_no_webassembly(browser, serve, folder_of):
+    text = trouble(browser, serve(folder_of("digits")[1]), "delete globalThis.WebAssembly")
+    assert text.startswith("This browser lacks WebAssembly with SIMD")
+
+
+def test_a_page_from_a_file(browser, folder_of):
+    page = folder_of("digits")[1] / "index.html"
+    assert "python -m http.server" in trouble(browser, page.as_uri())
