@@ -104,12 +104,17 @@ def test_images_of_a_seed():
         assert error(pipe(1, num_images=n, seed=3, output="latent"), whole[:n]) < 0.02
     pipe.batch_size = 2
     assert error(pipe(1, num_images=9, seed=3, output="latent"), whole) < 0.02
-    assert len(pipe._graphed.captured) == 3
+    assert len(pipe._call.graphed.captured) == 3
     other = pipe(1, num_images=9, seed=4, output="latent")
     assert error(other, whole) > 0.1
     # The same kernels, launched one by one.
     plain = dg.DriftPipeline(network, batch_size=4).compile(graphs=False)
     assert torch.equal(plain(1, num_images=9, seed=3, output="latent"), whole)
+    # Without compiling, a captured call is the eager one at the same size.
+    captured, eager = (dg.DriftPipeline(network, batch_size=4) for _ in range(2))
+    captured.capture()
+    options = {"num_images": 8, "seed": 3, "output": "latent"}
+    assert torch.equal(captured(1, **options), eager(1, **options))
     # Labels and guidance are inputs, too, not part of the recording.
     pipe.batch_size = 4
     for label, alpha in ((2, 1.0), (7, 3.0)):
@@ -123,7 +128,7 @@ def test_a_compiled_pipeline_moves():
     pipe = dg.DriftPipeline(network.bfloat16()).compile()
     assert error(pipe([0, 1], seed=0, output="latent"), want) < 0.03
     pipe.to(dtype=torch.float32)
-    assert not pipe._graphed.captured
+    assert not pipe._call.graphed.captured
     assert error(pipe([0, 1], seed=0, output="latent"), want) < 0.01  # of weights that were rounded
 
 
@@ -162,7 +167,7 @@ def test_a_pipeline_in_eight_bits(eight_bits, tmp_path):
     assert error(fast, want) < 0.06
     assert error(fast, eager) < 0.03  # less is rounded on the way where kernels are joined
     assert error(pipe(1, seed=0, output="latent"), fast[:1]) < 0.03
-    assert len(pipe._graphed.captured) == 2
+    assert len(pipe._call.graphed.captured) == 2
 
 
 def test_benchmark(eight_bits, here, tmp_path):
