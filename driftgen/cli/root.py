@@ -14,6 +14,7 @@ from driftgen.cli.evaluate import evaluate
 from driftgen.cli.help_format import App
 from driftgen.cli.neighbors_command import neighbors
 from driftgen.cli.report_command import report
+from driftgen.cli.serve_command import serve
 from driftgen.errors import InputError
 from driftgen.support.lost_process import LostProcessError, is_lost_process
 
@@ -62,6 +63,7 @@ for _command in (
     models.export,
 ):
     app.command()(_command)
+app.command()(serve)
 app.command()(report)
 app.command("eval")(evaluate)
 app.command()(neighbors)
