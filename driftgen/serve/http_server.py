@@ -21,6 +21,7 @@ from driftgen.support.signals import handle_signals
 __all__ = ["ServeOptions", "open_service", "run_server"]
 
 KEEP_ALIVE = 30  # seconds that an idle connection stays open
+DRAIN_SECONDS = 0.5
 BACKLOG = 2048
 
 
@@ -67,8 +68,13 @@ class ServeOptions:
 
 
 @contextlib.asynccontextmanager
-async def open_service(options: ServeOptions, start: Callable[..., Process] = spawn) -> Any:
-    """Load the model and yield the ASGI application; at the end, finish what was accepted."""
+async def open_service(
+    options: ServeOptions, start: Callable[..., Process] = spawn, stopping: asyncio.Event | None = None
+) -> Any:
+    """Load the model and yield the ASGI application; at the end, finish what was accepted.
+
+    ``stopping`` is set when the end is near, which /healthz then says.
+    """
     batcher: Batcher | None = None
 
     def lose() -> None:
@@ -80,7 +86,7 @@ async def open_service(options: ServeOptions, start: Callable[..., Process] = sp
         await model.start()
         largest = options.model.batch_size
         batcher = Batcher(model, largest=largest, window=options.window, most_waiting=options.queue)
-        yield make_app(batcher, model, options.limits)
+        yield make_app(batcher, model, options.limits, stopping or asyncio.Event())
         await batcher.close()
     finally:
         await model.close()
@@ -111,22 +117,31 @@ async def _serve(options: ServeOptions, listener: socket.socket, announce: Calla
     server: Server | None = None
 
     def stop(name: str) -> None:
+        again = stopping.is_set()
         loop.call_soon_threadsafe(stopping.set)
+        if server is not None and again:
+            server.force_exit = server.should_exit = True
+
+    async def drain() -> None:
+        """Answer what is on its way on open connections, which uvicorn closes at once, then end."""
+        await stopping.wait()
+        await asyncio.sleep(DRAIN_SECONDS)
         if server is not None:
-            server.force_exit = server.should_exit  # the second time
             server.should_exit = True
 
     with handle_signals(stop):
-        entered = asyncio.create_task(_until(stopping))
-        context = open_service(options)
+        entered = asyncio.create_task(stopping.wait())
+        context = open_service(options, stopping=stopping)
         opening = asyncio.ensure_future(context.__aenter__())
-        await asyncio.wait({opening, entered}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {opening, entered}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not opening.done():  # stopped while the model was loading
             opening.cancel()
             await asyncio.wait({opening})
             return
         entered.cancel()
         app = opening.result()
+        draining = asyncio.create_task(drain())
         try:
             config = uvicorn.Config(
                 app, lifespan="off", log_level="warning", access_log=False, timeout_keep_alive=KEEP_ALIVE
@@ -138,18 +153,16 @@ async def _serve(options: ServeOptions, listener: socket.socket, announce: Calla
                 print("driftgen: anyone who reaches this machine can use it: give --token", file=sys.stderr)
             await server.serve(sockets=[listener])
         finally:
+            draining.cancel()
             await context.__aexit__(None, None, None)
-
-
-async def _until(event: asyncio.Event) -> None:
-    await event.wait()
 
 
 def _listen(host: str, port: int) -> socket.socket:
     """Return a listening socket, before the model is loaded: a port in use is known at once."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        # With the protocol: asyncio turns off Nagle's algorithm (40 ms a request) for such sockets alone.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             if sys.platform != "win32":
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

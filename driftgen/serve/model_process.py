@@ -25,6 +25,7 @@ __all__ = ["ModelProcess", "Process", "spawn"]
 LIMIT = 2**22  # bytes that the event loop reads ahead
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0  # seconds before a restart, doubled while restarts fail
 STOP_SECONDS = 5.0
+READ_SECONDS = 1.0  # to read the last messages of a process that has ended
 LOST = "the model's process has ended and is being restarted: try again"
 
 
@@ -129,8 +130,9 @@ class ModelProcess:
             async with asyncio.timeout(self.timeout):
                 return await answer
         except TimeoutError:
+            self.ready = False
             if self._process is not None:
-                self._process.kill()  # seen by the watch
+                self._process.kill()  # which the watch notices
             raise UnavailableError(
                 f"the model did not answer within {self.timeout:g} s and is restarted: try again", 5
             ) from None
@@ -170,7 +172,7 @@ class ModelProcess:
     def _close_after(process: Process, writer: asyncio.StreamWriter, loop: asyncio.AbstractEventLoop) -> None:
         process.join()
         try:
-            loop.call_soon_threadsafe(writer.close)
+            loop.call_soon_threadsafe(loop.call_later, READ_SECONDS, writer.close)
         except RuntimeError:
             return  # the loop has ended
 

@@ -48,9 +48,11 @@ def parse_observation(
             raise InputError(
                 f"{key} has shape {list(array.shape)}, expected [{size}] or [{observed}, {size}]"
             )
-        if not np.isfinite(array).all():
+        with np.errstate(over="ignore"):
+            values = array.astype(np.float32)
+        if not np.isfinite(values).all():
             raise InputError(f"{key} contains NaN or infinite values")
-        result[key] = _pixels(key, array) if image else array.astype(np.float32)
+        result[key] = _pixels(key, array) if image else values
     return result
 
 
@@ -101,8 +103,8 @@ def _decoded(key: str, text: str, shape: Sequence[int]) -> Array:
             return np.asarray(picture.convert("RGB"))
     except InputError:
         raise
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InputError(f"{key} is no PNG or JPEG file: {str(error)[:80]}") from None
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        raise InputError(f"{key} cannot be read as a PNG or JPEG file") from None
 
 
 def _bytes(key: str, text: Any) -> bytes:

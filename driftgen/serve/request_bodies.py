@@ -6,7 +6,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, ValidationError
 
@@ -29,6 +29,7 @@ __all__ = [
 BODY_SECONDS = 30.0
 SEED_BITS = 53  # of a seed that the server draws: JavaScript holds such integers exactly
 MOST_SEED = 2**63 - 1
+ClassName = Annotated[StrictStr, Field(max_length=200)]
 Format = Literal["png", "jpeg", "webp", "npy"]
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -48,7 +49,7 @@ class _Body(BaseModel):
 class ImageRequest(_Body):
     """Images to sample."""
 
-    labels: StrictInt | StrictStr | list[StrictInt | StrictStr] | None = Field(
+    labels: StrictInt | ClassName | list[StrictInt | ClassName] | None = Field(
         None, description="One class or one per image, by index or name; all classes in turn if absent."
     )
     number: StrictInt | None = Field(

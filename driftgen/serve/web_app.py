@@ -63,7 +63,7 @@ class Limits:
     token: str | None = None
 
 
-def make_app(batcher: Batcher, model: ModelProcess, limits: Limits) -> Any:
+def make_app(batcher: Batcher, model: ModelProcess, limits: Limits, stopping: asyncio.Event) -> Any:
     """Return the ASGI application of a model that is loaded."""
     metrics = ServiceMetrics(batcher, model)
     app = FastAPI(
@@ -78,10 +78,14 @@ def make_app(batcher: Batcher, model: ModelProcess, limits: Limits) -> Any:
     else:
         _add_actions(app, batcher, model, limits, metrics)
 
-    @app.get(HEALTH, summary="State of the server; status 503 while the model is being restarted.")
+    @app.get(
+        HEALTH,
+        summary="State of the server; status 503 while the model is being restarted or the server stops.",
+    )
     async def health() -> JSONResponse:
+        status = "stopping" if stopping.is_set() else "ready" if model.ready else "restarting"
         about = {
-            "status": "ready" if model.ready else "restarting",
+            "status": status,
             "model": model.options.model,
             "kind": model.about["kind"],
             "about": model.about["model"],
@@ -90,7 +94,9 @@ def make_app(batcher: Batcher, model: ModelProcess, limits: Limits) -> Any:
             "restarts": model.restarts,
             "process": model.pid,
         }
-        return JSONResponse(about, 200 if model.ready else 503)
+        if model.about["kind"] == "actions":
+            about |= {name: model.about[name] for name in ("observations", "observed", "executed", "horizon")}
+        return JSONResponse(about, 200 if status == "ready" else 503)
 
     @app.get(METRICS, summary="Counters and latency percentiles for Prometheus.")
     async def show_metrics() -> Response:
