@@ -177,7 +177,8 @@ def test_benchmark(eight_bits, here, tmp_path):
     assert max(map(len, done.stdout.splitlines())) <= 80
     rows = json.loads((tmp_path / "s.json").read_text())["rows"]
     assert [row["mode"] for row in rows] == list(MODES)
-    assert [row["detail"] for row in rows[2:]] == ["graph, compiled", "graph, fp8", "pipeline"]
+    details = ["graph, compiled", "graph, fp8", "pipeline", "pipeline, 8 batches"]
+    assert [row["detail"] for row in rows[2:]] == details
     small = rows[3]
     assert [row["std"] for row in small["errors"]] == [0.02, 0.3]
     assert small["floor"]["bytes"] < 0.8 * rows[2]["floor"]["bytes"]

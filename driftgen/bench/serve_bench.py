@@ -190,6 +190,7 @@ def _hang_up(server: Server, clients: int, seconds: float) -> tuple[Load, dict[s
         while not patient.done():
             await hang_up(*where, clients=clients // 4)
             gone += clients // 4
+            await asyncio.sleep(0.1)
         began = time.perf_counter()
         while (await get_json(server.url, "/healthz"))["waiting"]:
             await asyncio.sleep(0.02)

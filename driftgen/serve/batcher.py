@@ -113,16 +113,20 @@ class Batcher:
 
     def submit(self, rows: int, request: Mapping[str, Any], arrays: Arrays | None = None) -> Ticket:
         """Put a request into the queue. Raise OverloadedError if it has no room."""
-        if self._closed:
-            raise UnavailableError("the server is shutting down")
-        if self.waiting + rows > self.most_waiting:
-            raise OverloadedError(self.waiting, self.retry_after())
+        self.check_room(rows)
         ticket = Ticket(next(self._numbers), rows, asyncio.get_running_loop().create_future())
         self.backend.add(ticket.number, request, arrays or {})
         self._queue.append(ticket)
         self.waiting += rows
         self._changed.set()
         return ticket
+
+    def check_room(self, rows: int = 1) -> None:
+        """Raise OverloadedError if a request of ``rows`` rows would be refused."""
+        if self._closed:
+            raise UnavailableError("the server is shutting down")
+        if self.waiting + rows > self.most_waiting:
+            raise OverloadedError(self.waiting, self.retry_after())
 
     def cancel(self, ticket: Ticket) -> None:
         """Take a request out of the queue, for a client that has hung up. Nothing happens if it is done."""

@@ -11,7 +11,7 @@ import json
 import math
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -61,10 +61,11 @@ async def receive(reader: asyncio.StreamReader) -> Message:
 
 
 def send(
-    writer: asyncio.StreamWriter, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]] | None = None
+    writer: asyncio.StreamWriter,
+    messages: Iterable[tuple[Mapping[str, Any], Mapping[str, NDArray[Any]] | None]],
 ) -> None:
-    """Queue a message; what the socket does not take at once waits in memory."""
-    writer.writelines(_encode(about, arrays or {}))
+    """Queue messages; what the socket does not take at once waits in memory."""
+    writer.writelines([part for about, arrays in messages for part in _encode(about, arrays or {})])
 
 
 def _encode(about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> list[bytes | memoryview[int]]:

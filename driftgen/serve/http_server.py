@@ -22,7 +22,7 @@ __all__ = ["ServeOptions", "open_service", "run_server"]
 
 KEEP_ALIVE = 30  # seconds that an idle connection stays open
 DRAIN_SECONDS = 0.5
-BACKLOG = 2048
+BACKLOG = 512  # connections that wait, and that are accepted at a time: others are answered in between
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,12 @@ async def _serve(options: ServeOptions, listener: socket.socket, announce: Calla
         draining = asyncio.create_task(drain())
         try:
             config = uvicorn.Config(
-                app, lifespan="off", log_level="warning", access_log=False, timeout_keep_alive=KEEP_ALIVE
+                app,
+                lifespan="off",
+                log_level="warning",
+                access_log=False,
+                timeout_keep_alive=KEEP_ALIVE,
+                backlog=BACKLOG,
             )
             server = Server(config)
             address = _address(options.host, listener)

@@ -25,6 +25,7 @@ __all__ = ["ModelProcess", "Process", "spawn"]
 LIMIT = 2**22  # bytes that the event loop reads ahead
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0  # seconds before a restart, doubled while restarts fail
 STOP_SECONDS = 5.0
+SEND_SECONDS = 0.0005  # that a message waits for others; a batch waits for none
 READ_SECONDS = 1.0  # to read the last messages of a process that has ended
 LOST = "the model's process has ended and is being restarted: try again"
 
@@ -88,6 +89,7 @@ class ModelProcess:
         self._batches: dict[int, asyncio.Future[NDArray[Any]]] = {}
         self._watching: asyncio.Task[None] | None = None
         self._closed = False
+        self._unsent: list[tuple[Mapping[str, Any], Arrays | None]] = []
 
     @property
     def pid(self) -> int | None:
@@ -126,6 +128,7 @@ class ModelProcess:
         answer: asyncio.Future[NDArray[Any]] = asyncio.get_running_loop().create_future()
         self._batches[number] = answer
         self._send({"do": "run", "batch": number, "parts": [list(part) for part in parts]})
+        self._flush()
         try:
             async with asyncio.timeout(self.timeout):
                 return await answer
@@ -140,8 +143,15 @@ class ModelProcess:
             self._batches.pop(number, None)
 
     def _send(self, about: Mapping[str, Any], arrays: Arrays | None = None) -> None:
-        if self._writer is not None and not self._writer.is_closing():
-            send(self._writer, about, arrays)
+        """Send a message soon, together with others: each system call costs as much as a small request."""
+        self._unsent.append((about, arrays))
+        if len(self._unsent) == 1:
+            asyncio.get_running_loop().call_later(SEND_SECONDS, self._flush)
+
+    def _flush(self) -> None:
+        messages, self._unsent = self._unsent, []
+        if messages and self._writer is not None and not self._writer.is_closing():
+            send(self._writer, messages)
 
     async def _connect(self) -> asyncio.StreamReader:
         """Start a process and wait for its first message, which describes the model."""
@@ -219,7 +229,7 @@ class ModelProcess:
 
     async def _end(self, seconds: float) -> None:
         """Close the connection, which ends the process; kill it if it does not end within ``seconds``."""
-        self.ready = False
+        self.ready, self._unsent = False, []
         writer, process = self._writer, self._process
         self._writer = self._process = None
         if writer is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import math
 import time
 from collections.abc import Awaitable, Callable
@@ -272,25 +271,22 @@ class _Gate:
 
         path = scope["path"]
         try:
-            if self.token is not None and path in (IMAGES, ACTIONS, METRICS) and not self._allowed(scope):
-                await _refuse(counted)
-            else:
-                await self.app(scope, receive, counted)  # type: ignore[arg-type]
+            refused = self._refusal(scope)
+            await (refused or self.app)(scope, receive, counted)  # type: ignore[arg-type]
         finally:
             self.metrics.count(path if path in PATHS else "other", status, time.perf_counter() - began)
 
-    def _allowed(self, scope: Scope) -> bool:
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        scheme, _, token = given.partition(b" ")
-        return hmac.compare_digest(token.strip(), self.token or b"") and scheme.lower() == b"bearer"
-
-
-async def _refuse(send: Send) -> None:
-    body = json.dumps({"error": "the bearer token is missing or wrong"}).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"www-authenticate", b"Bearer"),
-        (b"connection", b"close"),
-    ]
-    await send({"type": "http.response.start", "status": 401, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    def _refusal(self, scope: Scope) -> Response | None:
+        """Return the answer to a request that need not be read: without the token, or to a full queue."""
+        path = scope["path"]
+        if self.token is not None and path in (IMAGES, ACTIONS, METRICS):
+            scheme, _, token = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+            if not hmac.compare_digest(token.strip(), self.token) or scheme.lower() != b"bearer":
+                headers = {"WWW-Authenticate": "Bearer"}
+                return JSONResponse({"error": "the bearer token is missing or wrong"}, 401, headers)
+        if path in (IMAGES, ACTIONS) and scope["method"] == "POST":
+            try:
+                self.metrics.batcher.check_room()
+            except (OverloadedError, UnavailableError) as error:
+                return _error(error)
+        return None
