@@ -4,6 +4,7 @@ the same."""
 import gc
 import json
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from driftgen.errors import InputError
 from driftgen.generators import DiT, Noise, UNet2D
 from driftgen.generators.fp8 import Fp8Linear, check_fp8, has_fp8, quantize
 from driftgen.ops.cuda_graphs import GraphedFunction
+from driftgen.serve.served_model import ServedImages
 from tests.support.accuracy import error
 from tests.support.pipelines import lively
 
@@ -183,3 +185,23 @@ def test_benchmark(eight_bits, here, tmp_path):
     assert [row["std"] for row in small["errors"]] == [0.02, 0.3]
     assert small["floor"]["bytes"] < 0.8 * rows[2]["floor"]["bytes"]
     assert all(row["fits"] and row["peak_bytes"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_served_images_do_not_depend_on_their_batch(exact):
+    pipe = dg.DriftPipeline(dit().bfloat16(), batch_size=8)
+    served = ServedImages(pipe, exact=exact)
+    served.warm_up()
+    assert len(pipe._call.graphed.captured) == len(served.sizes) == (1 if exact else 4)
+    requests = [{"seed": i, "labels": [i % 10] * (1 + i % 3), "guidance": 1.0 + i % 2} for i in range(8)]
+    alone = []
+    for i, request in enumerate(requests):
+        served.add(i, request, {})
+        alone.append(served.run([(i, 0, len(request["labels"]))]))
+    parts = [(i, row, row + 1) for i, request in enumerate(requests) for row in range(len(request["labels"]))]
+    for i, request in enumerate(requests):
+        served.add(i, request, {})
+    together = np.concatenate([served.run(parts[first : first + 8]) for first in range(0, len(parts), 8)])
+    difference = np.abs(together.astype(int) - np.concatenate(alone).astype(int))
+    assert (difference > 3).mean() < 0.01  # bfloat16 rounds to 8 bits
+    assert len(pipe._call.graphed.captured) == len(served.sizes)  # no size is captured again

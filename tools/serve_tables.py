@@ -25,7 +25,7 @@ def load(results: Results) -> str:
         for mode in modes:
             row = select(rows, mode=mode, clients=clients)
             line.append(fill("{requests_per_second:,.0f}", row))
-            line.append(fill("{p50_seconds:.3g ms}, {p99_seconds:.3g ms}", row))
+            line.append(f"{_time(row['p50_seconds'])}, {_time(row['p99_seconds'])}")
         cells.append(line)
     header = ["clients"]
     for mode in modes:
@@ -37,6 +37,10 @@ def faults(results: Results) -> str:
     """Answers to requests while something goes wrong."""
     cells = []
     for row in results.load(RECORD)["faults"]:
-        counts = [str(row["statuses"].get(status, 0)) for status in ("200", "429", "503")]
-        cells.append((fill(FAULTS[row["fault"]], row), str(row["requests"]), *counts, str(row["lost"])))
+        counts = [row["requests"], *(row["statuses"].get(status, 0) for status in ("200", "429", "503"))]
+        cells.append((fill(FAULTS[row["fault"]], row), *(f"{n:,}" for n in (*counts, row["lost"]))))
     return markdown(("fault", "requests", "200", "429", "503", "without an answer"), cells)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"

@@ -69,7 +69,7 @@ def send(
 
 
 def _encode(about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> list[bytes | memoryview[int]]:
-    solid = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    solid = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     layout = [[name, array.dtype.str, list(array.shape)] for name, array in solid.items()]
     text = json.dumps([dict(about), layout]).encode()
     content = [array.reshape(-1).view(np.uint8).data for array in solid.values() if array.size]
