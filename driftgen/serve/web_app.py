@@ -104,7 +104,7 @@ def make_app(batcher: Batcher, model: ModelProcess, limits: Limits, stopping: as
     @app.get("/docs", include_in_schema=False)
     @app.get("/", include_in_schema=False)
     async def page() -> HTMLResponse:
-        return HTMLResponse(api_page(app.openapi(), model.options.model))
+        return HTMLResponse(api_page(app.openapi(), model.options.model, model.about))
 
     async def tell(request: Request, error: Exception) -> Response:
         return _error(error)

@@ -253,7 +253,11 @@ def test_sampling_by_the_pipeline(here, tmp_path, monkeypatch):
     (row,) = read(tmp_path / "s.json", "sampling")["rows"]
     assert (row["mode"], row["detail"]) == ("stream", "pipeline, 8 batches")
     assert all(call == ([0] * 24, {"seed": 0, "output": "latent"}) for call in called)
-    assert row["images_per_second"] == pytest.approx(3 / row["seconds"])  # of one batch
+    assert row["images_per_second"] == pytest.approx(3 / row["seconds"])
+    monkeypatch.setattr(sampling, "timed", lambda *a, **k: Timing(8.0, 4.0, 9.0, None, 7.0))
+    assert here("bench", "sampling", *words, "--mode", "stream").returncode == 0
+    (row,) = read(tmp_path / "s.json", "sampling")["rows"]
+    assert (row["seconds"], row["best_seconds"], row["queued_seconds"]) == (1.0, 0.5, None)  # of one batch
 
 
 def test_modes_without_being_told(monkeypatch):
