@@ -34,6 +34,7 @@ EXTRAS = {
     "policy": Extra(
         ("gymnasium", "gym_pusht", "zarr", "h5py", "imageio"), "robot policies: PushT, demonstrations, videos"
     ),
+    "serve": Extra(("fastapi", "uvicorn", "prometheus_client"), "sampling as a service"),
     "onnx": Extra(("onnx", "onnxruntime", "onnxscript"), "export of models to ONNX"),
     "tracking": Extra(("tensorboard", "wandb"), "experiment tracking"),
     "dev": Extra(("pytest", "hypothesis", "mypy", "ruff"), "tests and checks"),

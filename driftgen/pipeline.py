@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from driftgen.errors import InputError, unknown_name
-from driftgen.generators.base import Generator, Noise
+from driftgen.generators.base import Generator, Noise, check_guidance
+from driftgen.generators.batched_call import BatchedCall
 from driftgen.generators.class_labels import Labels, class_indices
 from driftgen.generators.fp8 import check_fp8, has_fp8, use_fp8
 from driftgen.generators.policy_network import PolicyNetwork
@@ -24,12 +24,12 @@ from driftgen.interop import hub
 from driftgen.interop.model_card import describe_generator
 from driftgen.interop.saved_config import TOKENIZER, check_overwrite
 from driftgen.model_io import CONFIG, load_any, save_model
-from driftgen.ops.compile import compile_parts, new_parameters
-from driftgen.ops.cuda_graphs import GraphedFunction, check_compiler, static_shapes
+from driftgen.ops.compile import new_parameters
+from driftgen.ops.host_copy import HostCopy
+from driftgen.ops.padding import padded_size
 from driftgen.support.checked_arguments import checked, show_value
 from driftgen.support.dense_tensors import check_count, check_seed
-from driftgen.support.download import first_line
-from driftgen.support.images import to_pil, to_uint8
+from driftgen.support.images import to_bytes, to_pil
 from driftgen.support.untrusted_files import described_by
 from driftgen.tokenizers import SDVAE, Identity, Tokenizer, build_tokenizer
 
@@ -37,6 +37,8 @@ __all__ = ["DriftPipeline"]
 
 Output = Literal["pil", "tensor", "numpy", "latent"]
 OUTPUTS = ("pil", "tensor", "numpy", "latent")
+# Batches that a device is given before the host handles the results of the last one: a GPU never waits.
+AHEAD = {"cuda": 1}
 
 
 class DriftPipeline:
@@ -78,13 +80,12 @@ class DriftPipeline:
         self.generator = generator.eval()
         self._tokenizer = tokenizer
         self.class_names = None if class_names is None else list(class_names)
-        self.guidance = _checked_guidance(guidance)
+        self.guidance = check_guidance(guidance)
         self.batch_size = batch_size
         self.source = dict(source or {})
         self.evaluated = 0  # samples generated so far
         self.official: dict[str, Any] | None = None  # metadata of the authors' artifact
-        self._compiled: Callable[..., Tensor] | None = None
-        self._graphed: GraphedFunction | None = None
+        self._call: BatchedCall | None = None  # compiled or captured
         config = getattr(generator, "config", None)
         self.num_classes: int | None = getattr(config, "num_classes", None)
         if self.num_classes is None and self.class_names:
@@ -162,17 +163,17 @@ class DriftPipeline:
     def to(self, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> DriftPipeline:
         """Move the generator and the tokenizer, and return the pipeline. The tokenizer keeps its dtype."""
         try:
-            with new_parameters() if self._compiled is not None else nullcontext():
+            with new_parameters() if self._call is not None else nullcontext():
                 self.generator.to(device=device, dtype=dtype)
             if isinstance(self._tokenizer, nn.Module):
                 self._tokenizer.to(device=device)
         except (RuntimeError, AssertionError) as error:
             raise InputError(f"device={device}: {str(error).splitlines()[0]}") from None
-        if self._graphed is not None:
-            self._graphed.forget()
+        if self._call is not None:
+            self._call.forget()
         return self
 
-    def compile(self, *, graphs: bool = True) -> DriftPipeline:
+    def compile(self, *, graphs: bool = True, max_graphs: int = 4) -> DriftPipeline:
         """Compile the blocks of the generator in place, and return the pipeline.
 
         Images change by rounding only, as they do between batch sizes. All batches of a call are padded to
@@ -180,16 +181,20 @@ class DriftPipeline:
         compiles, which takes about a minute.
 
         Args:
-            graphs: on an NVIDIA GPU, capture the network call in a CUDA graph and replay it. Graphs of the
-                four most recent batch sizes are kept. Move such a pipeline by :meth:`to`, not its generator.
+            graphs: on an NVIDIA GPU, capture the network call in a CUDA graph and replay it. Move such a
+                pipeline by :meth:`to`, not its generator.
+            max_graphs: number of batch sizes whose graphs are kept, the most recent ones.
         """
-        try:
-            check_compiler(self.device)
-            compile_parts(self.generator)
-        except RuntimeError as error:
-            raise InputError(f"torch.compile fails: {first_line(error)}; sample without compile") from None
-        self._compiled = functools.partial(_evaluate, self.generator)
-        self._graphed = GraphedFunction(self._compiled) if graphs else None
+        self._call = BatchedCall(self.generator, compiled=True, graphs=graphs, max_graphs=max_graphs)
+        return self
+
+    def capture(self, max_graphs: int = 4) -> DriftPipeline:
+        """Capture the network call in CUDA graphs without compiling it, and return the pipeline.
+
+        Captures take seconds, and images keep their bits. Batches are padded as by :meth:`compile`, on every
+        device; graphs exist on NVIDIA GPUs alone.
+        """
+        self._call = BatchedCall(self.generator, compiled=False, graphs=True, max_graphs=max_graphs)
         return self
 
     @property
@@ -262,14 +267,41 @@ class DriftPipeline:
         randomness = torch.Generator().manual_seed(torch.seed() if seed is None else int(seed))
         for start in range(0, skip, self.batch_size):
             self._noise(min(skip - start, self.batch_size), randomness)
-        size = _size(len(labels) - skip, self.batch_size)
+        size = padded_size(len(labels) - skip, self.batch_size)
         parts = [labels[i : i + self.batch_size] for i in range(skip, len(labels), self.batch_size)]
         noise = self._noise(len(parts[0]), randomness) if parts else None
+        ahead = AHEAD.get(self.device.type, 0)
+        launched: deque[HostCopy] = deque()
         for part, following in itertools.zip_longest(parts, parts[1:]):
-            samples = self._samples(part, alpha, noise, size)
+            launched.append(self._launch(part, [alpha] * len(part), noise, size, output))
             if following:
                 noise = self._noise(len(following), randomness)  # while the GPU computes the samples
-            yield self._finished(samples, output)
+            if len(launched) > ahead:
+                yield self._finished(launched.popleft(), output)
+        while launched:
+            yield self._finished(launched.popleft(), output)
+
+    def noise(self, n: int, seed: int) -> Any:
+        """Draw the noise of images 0 to n - 1 of a seed, on the device of the generator."""
+        check_seed("seed", seed)
+        return self._noise(n, torch.Generator().manual_seed(int(seed)))
+
+    def generate(
+        self,
+        noise: Any,
+        labels: Sequence[int],
+        guidance: Sequence[float],
+        *,
+        size: int | None = None,
+        output: Output = "numpy",
+    ) -> Any:
+        """Sample one batch from given noise, with one label and one α per row.
+
+        ``size`` is the number of rows that a compiled or captured call is padded to: the next power of two,
+        at most ``batch_size``, if None.
+        """
+        size = padded_size(len(labels), self.batch_size) if size is None else size
+        return self._finished(self._launch(labels, guidance, noise, size, output), output)
 
     def check(
         self, *, guidance: float | None = None, seed: int | None = None, output: Output = "pil"
@@ -278,7 +310,7 @@ class DriftPipeline:
         if not isinstance(output, str) or output not in OUTPUTS:
             raise unknown_name("output", output, OUTPUTS)
         check_seed("seed", seed)
-        alpha = self.guidance if guidance is None else _checked_guidance(guidance)
+        alpha = self.guidance if guidance is None else check_guidance(guidance)
         if output != "latent":
             _ = self.tokenizer
         return alpha
@@ -334,47 +366,26 @@ class DriftPipeline:
         return noise.to(self.device) if isinstance(noise, Noise) else noise
 
     @torch.inference_mode()
-    def _samples(self, labels: Sequence[int], alpha: float, noise: Any, size: int) -> Tensor:
+    def _launch(
+        self, labels: Sequence[int], guidance: Sequence[float], noise: Any, size: int, output: Output
+    ) -> HostCopy:
+        """Queue a batch on the device, from noise to what the host needs of its samples."""
         self.evaluated += len(labels)
         classes = torch.tensor(labels, device=self.device)
-        alphas = torch.full((len(labels),), alpha, device=self.device)
-        if self._compiled is None or not isinstance(noise, Noise):
-            return self.generator(noise, classes, alphas).float()  # type: ignore[no-any-return]
-        call = self._graphed if self._graphed is not None and self.device.type == "cuda" else self._compiled
-        try:
-            return call(*(_padded(x, size) for x in (*noise, classes, alphas)))[: len(labels)]
-        except torch._dynamo.exc.TorchDynamoException as error:
-            raise InputError(f"torch.compile fails: {first_line(error)}; sample without compile") from None
-
-    @torch.inference_mode()
-    def _finished(self, samples: Tensor, output: Output) -> Any:
+        alphas = torch.tensor(guidance, dtype=torch.float32, device=self.device)
+        if self._call is None or not isinstance(noise, Noise):
+            samples = self.generator(noise, classes, alphas).float()
+        else:
+            samples = self._call(noise, classes, alphas, size)
         if output == "latent":
-            return samples.cpu()
+            return HostCopy(samples)
         if self.channels is None:
             self.channels = samples.shape[1]
         images = self.tokenizer.decode(samples).float()
-        if output == "tensor":
-            return images.clamp(-1, 1).cpu()
-        return to_pil(to_uint8(images)) if output == "pil" else to_uint8(images)
+        return HostCopy(images.clamp(-1, 1) if output == "tensor" else to_bytes(images))
 
-
-def _evaluate(generator: Generator, gaussian: Tensor, style: Tensor, labels: Tensor, alpha: Tensor) -> Tensor:
-    with static_shapes():
-        return generator(Noise(gaussian, style), labels, alpha).float()
-
-
-def _size(count: int, most: int) -> int:
-    """Batch size of a compiled generator: a power of two or ``most``, since every size is compiled."""
-    return most if count >= most else min(most, 1 << (count - 1).bit_length())
-
-
-def _padded(rows: Tensor, size: int) -> Tensor:
-    """Pad to ``size`` rows by repeating the last one."""
-    missing = size - len(rows)
-    return torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])]) if missing else rows
-
-
-def _checked_guidance(alpha: float) -> float:
-    if not isinstance(alpha, Real) or not 1 <= alpha <= 1e6:
-        raise InputError(f"guidance={show_value(alpha)} must be 1 (none) or more, at most 1e6")
-    return float(alpha)
+    def _finished(self, copy: HostCopy, output: Output) -> Any:
+        host = copy.wait()
+        if output in ("latent", "tensor"):
+            return host
+        return to_pil(host.numpy()) if output == "pil" else host.numpy()

@@ -43,9 +43,10 @@ KNOWS = {
         *("tokenizers", "training"),
     },
     "studio": {"interop", "support"},
+    "serve": {"features", "generators", "interop", "ops", "policy", "support", "tokenizers"},
     "cli": {
         *("bench", "data", "drift", "evaluation", "features", "generators", "interop", "ops", "policy"),
-        *("report", "studio", "support", "tokenizers", "training"),
+        *("report", "serve", "studio", "support", "tokenizers", "training"),
     },
     # Where training and report meet, in dg.train and dg.pretrain: imported on first use.
     "__init__": {

@@ -4,6 +4,7 @@ the same."""
 import gc
 import json
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from driftgen.errors import InputError
 from driftgen.generators import DiT, Noise, UNet2D
 from driftgen.generators.fp8 import Fp8Linear, check_fp8, has_fp8, quantize
 from driftgen.ops.cuda_graphs import GraphedFunction
+from driftgen.serve.served_model import ServedImages
 from tests.support.accuracy import error
 from tests.support.pipelines import lively
 
@@ -104,12 +106,17 @@ def test_images_of_a_seed():
         assert error(pipe(1, num_images=n, seed=3, output="latent"), whole[:n]) < 0.02
     pipe.batch_size = 2
     assert error(pipe(1, num_images=9, seed=3, output="latent"), whole) < 0.02
-    assert len(pipe._graphed.captured) == 3
+    assert len(pipe._call.graphed.captured) == 3
     other = pipe(1, num_images=9, seed=4, output="latent")
     assert error(other, whole) > 0.1
     # The same kernels, launched one by one.
     plain = dg.DriftPipeline(network, batch_size=4).compile(graphs=False)
     assert torch.equal(plain(1, num_images=9, seed=3, output="latent"), whole)
+    # Without compiling, a captured call is the eager one at the same size.
+    captured, eager = (dg.DriftPipeline(network, batch_size=4) for _ in range(2))
+    captured.capture()
+    options = {"num_images": 8, "seed": 3, "output": "latent"}
+    assert torch.equal(captured(1, **options), eager(1, **options))
     # Labels and guidance are inputs, too, not part of the recording.
     pipe.batch_size = 4
     for label, alpha in ((2, 1.0), (7, 3.0)):
@@ -123,7 +130,7 @@ def test_a_compiled_pipeline_moves():
     pipe = dg.DriftPipeline(network.bfloat16()).compile()
     assert error(pipe([0, 1], seed=0, output="latent"), want) < 0.03
     pipe.to(dtype=torch.float32)
-    assert not pipe._graphed.captured
+    assert not pipe._call.graphed.captured
     assert error(pipe([0, 1], seed=0, output="latent"), want) < 0.01  # of weights that were rounded
 
 
@@ -162,7 +169,7 @@ def test_a_pipeline_in_eight_bits(eight_bits, tmp_path):
     assert error(fast, want) < 0.06
     assert error(fast, eager) < 0.03  # less is rounded on the way where kernels are joined
     assert error(pipe(1, seed=0, output="latent"), fast[:1]) < 0.03
-    assert len(pipe._graphed.captured) == 2
+    assert len(pipe._call.graphed.captured) == 2
 
 
 def test_benchmark(eight_bits, here, tmp_path):
@@ -172,8 +179,29 @@ def test_benchmark(eight_bits, here, tmp_path):
     assert max(map(len, done.stdout.splitlines())) <= 80
     rows = json.loads((tmp_path / "s.json").read_text())["rows"]
     assert [row["mode"] for row in rows] == list(MODES)
-    assert [row["detail"] for row in rows[2:]] == ["graph, compiled", "graph, fp8", "pipeline"]
+    details = ["graph, compiled", "graph, fp8", "pipeline", "pipeline, 8 batches"]
+    assert [row["detail"] for row in rows[2:]] == details
     small = rows[3]
     assert [row["std"] for row in small["errors"]] == [0.02, 0.3]
     assert small["floor"]["bytes"] < 0.8 * rows[2]["floor"]["bytes"]
     assert all(row["fits"] and row["peak_bytes"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_served_images_do_not_depend_on_their_batch(exact):
+    pipe = dg.DriftPipeline(dit().bfloat16(), batch_size=8)
+    served = ServedImages(pipe, exact=exact)
+    served.warm_up()
+    assert len(pipe._call.graphed.captured) == len(served.sizes) == (1 if exact else 4)
+    requests = [{"seed": i, "labels": [i % 10] * (1 + i % 3), "guidance": 1.0 + i % 2} for i in range(8)]
+    alone = []
+    for i, request in enumerate(requests):
+        served.add(i, request, {})
+        alone.append(served.run([(i, 0, len(request["labels"]))]))
+    parts = [(i, row, row + 1) for i, request in enumerate(requests) for row in range(len(request["labels"]))]
+    for i, request in enumerate(requests):
+        served.add(i, request, {})
+    together = np.concatenate([served.run(parts[first : first + 8]) for first in range(0, len(parts), 8)])
+    difference = np.abs(together.astype(int) - np.concatenate(alone).astype(int))
+    assert (difference > 3).mean() < 0.01  # bfloat16 rounds to 8 bits
+    assert len(pipe._call.graphed.captured) == len(served.sizes)  # no size is captured again

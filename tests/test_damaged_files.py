@@ -356,7 +356,8 @@ PARSERS = {
     "lzma.open": {"episode_files"},
     "h5py.File": {"episode_files", "collect"},  # collect: writes
     "Image.open": {
-        *("decode", "hf_datasets", "lerobot_files", "embedded_images", "sample_folder", "sheets"),
+        *("decode", "hf_datasets", "lerobot_files", "embedded_images", "observation_body", "sample_folder"),
+        "sheets",
         "trackers",  # its own preview
     },
     "json.load": set(),

@@ -2,13 +2,16 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 import driftgen as dg
 from driftgen import pipeline
+from driftgen.generators import Noise, batched_call
 from driftgen.ops import cuda_graphs as graphs
 from driftgen.ops.cuda_graphs import CapturedGraph, GraphedFunction
+from driftgen.ops.padding import batch_sizes, padded_size
 from tests.support.artifacts import PIXEL
 from tests.support.helpers import fails
 from tests.support.pipelines import Own, small
@@ -27,7 +30,7 @@ def _without_a_backend(monkeypatch):
     compiled.clear()
     real = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **options: real(f, backend=counted))
-    monkeypatch.setattr(pipeline, "check_compiler", lambda device: None)
+    monkeypatch.setattr(batched_call, "check_compiler", lambda device: None)
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -70,7 +73,8 @@ def test_images_of_a_seed_do_not_change():
     ("count", "most", "size"), [(1, 8, 1), (2, 8, 2), (3, 8, 4), (5, 6, 6), (8, 8, 8), (99, 8, 8), (1, 1, 1)]
 )
 def test_sizes(count, most, size):
-    assert pipeline._size(count, most) == size
+    assert padded_size(count, most) == size
+    assert size in batch_sizes(most)
 
 
 def test_a_users_network():
@@ -83,14 +87,48 @@ def test_a_users_network():
     assert pipe([5, 6, 7], seed=0, output="latent").shape == (3, 3, 4, 4)
 
 
-def test_the_next_noise_is_drawn_while_the_gpu_computes(monkeypatch):
-    pipe, order = dg.DriftPipeline(small(), batch_size=2), []
-    for name in ("_noise", "_samples", "_finished"):
+def ordered(pipe, monkeypatch):
+    """Record the order in which a pipeline draws noise, launches batches and hands them out."""
+    order = []
+    for name in ("_noise", "_launch", "_finished"):
         real = getattr(pipe, name)
         monkeypatch.setattr(pipe, name, lambda *a, name=name, real=real: (order.append(name), real(*a))[1])
+    return order
+
+
+def test_the_next_noise_is_drawn_while_the_gpu_computes(monkeypatch):
+    pipe = dg.DriftPipeline(small(), batch_size=2)
+    order = ordered(pipe, monkeypatch)
     pipe(0, num_images=5, seed=0)
-    batch = ["_samples", "_noise", "_finished"]
-    assert order == ["_noise", *batch, *batch, "_samples", "_finished"]
+    batch = ["_launch", "_noise", "_finished"]
+    assert order == ["_noise", *batch, *batch, "_launch", "_finished"]
+
+
+def test_a_gpu_has_the_next_batch_before_the_last_one_is_handed_out(monkeypatch):
+    pipe = dg.DriftPipeline(small(), batch_size=2)
+    want = pipe([0, 1, 2, 3, 0], seed=0, output="tensor")
+    monkeypatch.setattr(pipeline, "AHEAD", {"cpu": 1})
+    order = ordered(pipe, monkeypatch)
+    assert torch.equal(pipe([0, 1, 2, 3, 0], seed=0, output="tensor"), want)
+    first, rest = ["_noise", "_launch", "_noise", "_launch", "_noise", "_finished"], ["_launch", "_finished"]
+    assert order == [*first, *rest, "_finished"]
+
+
+def test_rows_of_a_batch_have_their_own_noise_label_and_guidance(monkeypatch):
+    pipe = dg.DriftPipeline(small(), batch_size=8).capture()
+    rows = []
+    pipe.generator.register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
+    calls = [([1, 2], 1.5, 7), ([3], 1.0, 8), ([0, 0, 1], 2.0, 7)]
+    alone = [pipe(labels, guidance=alpha, seed=seed, output="tensor") for labels, alpha, seed in calls]
+    noises = [pipe.noise(len(labels), seed) for labels, _, seed in calls]
+    noise = Noise(*(torch.cat(parts) for parts in zip(*noises, strict=True)))
+    labels = [label for labels, _, _ in calls for label in labels]
+    guidance = [alpha for labels, alpha, _ in calls for _ in labels]
+    together = pipe.generate(noise, labels, guidance, output="tensor")
+    torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=1e-5)
+    assert pipe.generate(noise, labels, guidance).dtype == np.uint8
+    pipe.generate(noise, labels, guidance, size=16)
+    assert rows == [2, 1, 4, 8, 8, 16]
 
 
 def test_saved_as_before(tmp_path):
@@ -114,7 +152,7 @@ def test_without_a_working_compiler(monkeypatch, here, tmp_path):
     def missing(device):
         raise RuntimeError("No working C++ compiler found\nand more")
 
-    monkeypatch.setattr(pipeline, "check_compiler", missing)
+    monkeypatch.setattr(batched_call, "check_compiler", missing)
     fails(lambda: dg.DriftPipeline(small()).compile(), "torch.compile fails: No working C.. compiler")
     done = here("sample", PIXEL, "--compile", "--out", tmp_path / "out")
     assert done.returncode == 2

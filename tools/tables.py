@@ -30,6 +30,7 @@ from tools import (
     parameter_table,
     policy_tables,
     reliability_table,
+    serve_tables,
     speed_tables,
 )
 from tools.records import Results
@@ -63,6 +64,8 @@ TABLES: dict[str, Table] = {
     "encoders": experiments.encoders,  # results/cifar10/experiments.md
     "generators": experiments.generators,  # results/cifar10/experiments.md
     "policy-spread": policy_tables.spread,  # results/policy/README.md, docs/policies.md
+    "serve-load": serve_tables.load,  # docs/serving.md
+    "serve-faults": serve_tables.faults,  # docs/serving.md
     "policy-latency": policy_tables.latency,  # results/policy/README.md, docs/policies.md
     "h200-loss": speed_tables.loss,  # results/speed-h200/README.md, as are all below
     "h200-step": speed_tables.step,

@@ -194,14 +194,16 @@ def sampling(
     batch: Annotated[list[int] | None, typer.Option(help="Batch size; repeatable.")] = None,
     mode: Annotated[
         list[str] | None,
-        typer.Option(help="eager, compiled, graph, fp8, pipeline; repeatable; default: all that apply."),
+        typer.Option(
+            help="eager, compiled, graph, fp8, pipeline, stream; repeatable; default: all that apply."
+        ),
     ] = None,
     dtype: Dtype = None,
     repeats: Repeats = 10,
     device: Device = None,
     json: Json = None,
 ) -> None:
-    """Sampled images per second: eager, compiled, CUDA graph, fp8, whole pipeline."""
+    """Sampled images per second: eager, compiled, CUDA graph, fp8, whole pipeline of one and of 8 batches."""
     arguments = _arguments(locals())
     from driftgen.bench.clock import find_device
     from driftgen.bench.record import check_json, machine

@@ -8,17 +8,18 @@ from typing import Annotated, Any
 import typer
 
 import driftgen
-from driftgen.cli import models, policies, runs, studies, toys
+from driftgen.cli import bench_serve, models, policies, runs, studies, toys
 from driftgen.cli.bench import bench
 from driftgen.cli.evaluate import evaluate
 from driftgen.cli.help_format import App
 from driftgen.cli.neighbors_command import neighbors
 from driftgen.cli.page_command import page
 from driftgen.cli.report_command import report
+from driftgen.cli.serve_command import serve
 from driftgen.errors import InputError
 from driftgen.support.lost_process import LostProcessError, is_lost_process
 
-__all__ = ["app", "main"]
+__all__ = ["app", "bench_serve", "main"]  # bench_serve adds a command to bench
 
 # In messages of torch's allocators.
 OUT_OF_MEMORY = (
@@ -64,6 +65,7 @@ for _command in (
 ):
     app.command()(_command)
 app.command()(page)
+app.command()(serve)
 app.command()(report)
 app.command("eval")(evaluate)
 app.command()(neighbors)

@@ -11,12 +11,21 @@ import torch
 from torch import Tensor
 
 from driftgen.errors import InputError
+from driftgen.generators.row_draws import draw_rows
 from driftgen.ops.dispatch import is_tracing
 from driftgen.support.checked_arguments import show_value
 from driftgen.support.dense_tensors import check_count, check_dense, check_tensor
 from driftgen.support.peak_memory import check_fits
 
-__all__ = ["Generator", "Noise", "check_draw", "check_inputs", "check_noise", "draw_noise"]
+__all__ = [
+    "Generator",
+    "Noise",
+    "check_draw",
+    "check_guidance",
+    "check_inputs",
+    "check_noise",
+    "draw_noise",
+]
 
 
 class Noise(NamedTuple):
@@ -70,10 +79,15 @@ def draw_noise(
     pinned = device.type == "cuda" and source.type == "cpu"  # copies from pinned memory do not block the host
     gaussian = torch.empty(n, *shape, device=source, pin_memory=pinned)
     style = torch.empty(n, codebooks, dtype=torch.int64, device=source, pin_memory=pinned)
-    for i in range(n):
-        gaussian[i].normal_(generator=generator)
-        style[i].random_(entries, generator=generator)
+    draw_rows(gaussian, style, entries, generator)
     return Noise(gaussian.to(device, non_blocking=pinned), style.to(device, non_blocking=pinned))
+
+
+def check_guidance(alpha: float) -> float:
+    """Return the guidance strength α of an image; raise InputError unless it is from 1 (none) to 1e6."""
+    if not isinstance(alpha, Real) or not 1 <= alpha <= 1e6:
+        raise InputError(f"guidance={show_value(alpha)} must be 1 (none) or more, at most 1e6")
+    return float(alpha)
 
 
 def check_draw(n: int, shape: Sequence[int], generator: torch.Generator | None, device: torch.device) -> None:

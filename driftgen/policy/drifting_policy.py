@@ -15,6 +15,7 @@ from torch import Tensor
 from driftgen.errors import InputError
 from driftgen.generators.policy_network import PolicyNetwork
 from driftgen.model_io import load_any, save_model
+from driftgen.ops.cuda_graphs import GraphedFunction
 from driftgen.policy.chunk_samplers import ChunkSampler, make_sampler
 from driftgen.policy.processor import Processor, as_array
 from driftgen.support.checked_arguments import checked
@@ -64,6 +65,7 @@ class DriftingPolicy:
         self.processor = Processor(network.observations, network.statistics, network.crop)
         self.source = dict(source or {})
         self.horizon, self.observed, self.executed = network.horizon, network.observed, network.executed
+        self._graphed: GraphedFunction | None = None
         self.reset()
 
     @classmethod
@@ -112,6 +114,18 @@ class DriftingPolicy:
     def to(self, device: str | torch.device) -> DriftingPolicy:
         """Move the network to a device."""
         self.network.to(choose_device(device))
+        if self._graphed is not None:
+            self._graphed.forget()
+        return self
+
+    def capture(self, max_graphs: int = 4) -> DriftingPolicy:
+        """Capture the network call of each batch size in a CUDA graph and replay it; return the policy.
+
+        On an NVIDIA GPU, for methods of one network call. ``max_graphs`` graphs are kept, the most recent
+        ones. Move such a policy by :meth:`to`, not its network.
+        """
+        if self.network.method != "diffusion":
+            self._graphed = GraphedFunction(self._evaluate, max_graphs)
         return self
 
     def reset(self, seed: int | None = None) -> None:
@@ -184,6 +198,14 @@ class DriftingPolicy:
         if noise is None:
             generator = None if seed is None else torch.Generator().manual_seed(int(seed))
             noise = self.network.sample_noise(rows, generator)
-        chunks = self.sampler(self.network, noise.to(self.device), prepared)
+        noise = noise.to(self.device)
+        if self._graphed is not None and noise.is_cuda:
+            chunks = self._graphed(noise, *(prepared[key] for key in self.network.observations))
+        else:
+            chunks = self.sampler(self.network, noise, prepared)
         actions: Array = self.processor.restore_actions(chunks).cpu().numpy()
         return actions
+
+    def _evaluate(self, noise: Tensor, *observations: Tensor) -> Tensor:
+        prepared = dict(zip(self.network.observations, observations, strict=True))
+        return self.sampler(self.network, noise, prepared)

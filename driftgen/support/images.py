@@ -16,19 +16,25 @@ from driftgen.errors import InputError
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["contact_sheet", "to_pil", "to_uint8"]
+__all__ = ["contact_sheet", "to_bytes", "to_pil", "to_uint8"]
 
 
 def to_uint8(images: Tensor) -> NDArray[np.uint8]:
-    """Convert ``[B, C, H, W]`` in [-1, 1] to uint8 ``[B, H, W, C]``: ⌊255 · (x + 1) / 2⌋, clipped.
+    """Convert ``[B, C, H, W]`` in [-1, 1] to an array of :func:`to_bytes`."""
+    array: NDArray[np.uint8] = to_bytes(images).cpu().numpy()
+    return array
+
+
+def to_bytes(images: Tensor) -> Tensor:
+    """Convert ``[B, C, H, W]`` in [-1, 1] to uint8 ``[B, H, W, C]``, on their device: ⌊255 · (x + 1) / 2⌋,
+    clipped.
 
     Truncates instead of rounding, as the release does before evaluation. NaN becomes 0.
     """
     if images.ndim != 4:
         raise InputError(f"images has shape {list(images.shape)}, expected [B, C, H, W]")
     unit = torch.nan_to_num((images.detach().float() + 1) / 2, nan=0.0).clamp(0, 1)
-    array: NDArray[np.uint8] = (unit * 255).to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
-    return array
+    return (unit * 255).to(torch.uint8).permute(0, 2, 3, 1)
 
 
 def to_pil(pixels: NDArray[np.uint8]) -> list[Image.Image]:

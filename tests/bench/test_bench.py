@@ -16,7 +16,7 @@ from driftgen.bench.loss_bench import TEMPERATURES, Case, default_cases, plain
 from driftgen.bench.step_bench import Sizes, build_step, count_operations, step_operations
 from driftgen.drift.loss import DriftingLoss
 from driftgen.errors import InputError
-from driftgen.generators import UNet2D
+from driftgen.generators import UNet2D, batched_call
 from driftgen.ops import dispatch
 from driftgen.ops.cuda_graphs import GraphedFunction
 from tests.support.bench_records import CPU, H200, fits
@@ -192,7 +192,7 @@ def test_operations_of_an_image():
 def _uncompiled(monkeypatch):
     """Compiling takes a minute on a CPU."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    for module in (sampling, pipeline):
+    for module in (sampling, batched_call):
         monkeypatch.setattr(module, "check_compiler", lambda device: None)
 
 
@@ -230,13 +230,34 @@ def test_sampling_by_the_pipeline(here, tmp_path, monkeypatch):
         return real(self, labels, **options)
 
     monkeypatch.setattr(pipeline.DriftPipeline, "__call__", record)
-    words = ["--preset", "28px", "--batch", 3, "--mode", "pipeline", "--repeats", 1, "--device", "cpu"]
-    assert here("bench", "sampling", *words, "--json", tmp_path / "s.json").returncode == 0
+    words = [
+        "--preset",
+        "28px",
+        "--batch",
+        3,
+        "--repeats",
+        1,
+        "--device",
+        "cpu",
+        "--json",
+        tmp_path / "s.json",
+    ]
+    assert here("bench", "sampling", *words, "--mode", "pipeline").returncode == 0
     (row,) = read(tmp_path / "s.json", "sampling")["rows"]
     assert (row["mode"], row["detail"], row["peak_bytes"]) == ("pipeline", "pipeline", None)
     assert row["references"].keys() == {"eager"}
     assert len(called) >= 5  # cold, three times warm, by the clock
     assert all(call == ([0, 0, 0], {"seed": 0, "output": "latent"}) for call in called)
+    called.clear()
+    assert here("bench", "sampling", *words, "--mode", "stream").returncode == 0
+    (row,) = read(tmp_path / "s.json", "sampling")["rows"]
+    assert (row["mode"], row["detail"]) == ("stream", "pipeline, 8 batches")
+    assert all(call == ([0] * 24, {"seed": 0, "output": "latent"}) for call in called)
+    assert row["images_per_second"] == pytest.approx(3 / row["seconds"])
+    monkeypatch.setattr(sampling, "timed", lambda *a, **k: Timing(8.0, 4.0, 9.0, None, 7.0))
+    assert here("bench", "sampling", *words, "--mode", "stream").returncode == 0
+    (row,) = read(tmp_path / "s.json", "sampling")["rows"]
+    assert (row["seconds"], row["best_seconds"], row["queued_seconds"]) == (1.0, 0.5, None)  # of one batch
 
 
 def test_modes_without_being_told(monkeypatch):
@@ -244,7 +265,7 @@ def test_modes_without_being_told(monkeypatch):
     gpu = torch.device("cuda")
     monkeypatch.setattr(sampling, "check_fp8", lambda device: None)
     assert sampling.default_modes(gpu, ["B/2", "L/2"]) == list(sampling.MODES)
-    without = ["eager", "compiled", "graph", "pipeline"]
+    without = ["eager", "compiled", "graph", "pipeline", "stream"]
     assert sampling.default_modes(gpu, ["B/2", "32px"]) == without
     monkeypatch.undo()
     assert sampling.default_modes(CPU, ["B/2"]) == ["eager", "compiled"]

@@ -161,3 +161,24 @@ def test_weights_of_half_the_size_act_in_float32(tmp_path):
     chunks = loaded.predict({STATE: states}, seed=0)
     assert chunks.dtype == np.float32
     np.testing.assert_allclose(chunks, policy.predict({STATE: states}, seed=0), atol=6)  # of 512
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("method", ["drifting", "regression"])
+def test_captured_graphs_give_the_same_chunks(method):
+    policy = build(method).to("cuda")
+    states = {n: np.random.default_rng(n).random((n, 2, 1), np.float32) * 10 for n in (1, 3, 4)}
+    want = {n: policy.predict({STATE: given}, seed=n) for n, given in states.items()}
+    policy.capture(max_graphs=2)
+    for n in (1, 3, 4, 1):
+        np.testing.assert_array_equal(policy.predict({STATE: states[n]}, seed=n), want[n])
+    assert len(policy._graphed.captured) == 2
+    policy.to("cuda")
+    assert not policy._graphed.captured
+
+
+def test_capturing_changes_nothing_on_a_cpu():
+    policy, states = build(), {STATE: np.full((3, 2, 1), 2.0)}
+    want = policy.predict(states, seed=0)
+    np.testing.assert_array_equal(policy.capture().predict(states, seed=0), want)
+    assert build("diffusion").capture()._graphed is None

@@ -57,6 +57,7 @@ LINES = {
         "sample": "digits --number 2 --out samples --device cpu",
         "export": "digits out.pt2 --format pt2",
         "page": "digits --out page --runtime runtime",
+        "serve": "missing --port 0 --device cpu",
         "report": "missing",
         "eval": "digits --data digits --encoder pixels --samples 70 --out eval --device cpu",
         "neighbors": "digits --data digits --samples 10 --out neighbors --device cpu",
@@ -79,6 +80,7 @@ LINES = {
         "bench pretrain": "--recipe mae-digits --set batch_size=4 --repeats 1 --device cpu",
         "bench sampling": "--preset 32px --batch 1 --mode eager --repeats 1 --device cpu",
         "bench scaling": "--what nothing",
+        "bench serve": "missing --seconds 1 --clients 1 --device cpu",
     }.items()
 }
 

@@ -1,0 +1,113 @@
+"""``driftgen serve``: sampling as a service."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Annotated
+
+import typer
+
+from driftgen.cli.options import Device
+from driftgen.errors import InputError
+
+__all__ = ["TOKEN", "serve"]
+
+TOKEN = "DRIFTGEN_TOKEN"
+
+
+def serve(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="Packaged model (digits), saved model or policy, run, artifact, owner/repository, hf://name.",
+            show_default=False,
+        ),
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 for a free one.")] = 8000,
+    token: Annotated[
+        str | None,
+        typer.Option(help=f"Bearer token that requests must carry. Default: the variable {TOKEN}, if set."),
+    ] = None,
+    batch_size: Annotated[
+        int, typer.Option(help="Images or action chunks per batch; 1 computes one at a time.")
+    ] = 64,
+    window: Annotated[
+        float, typer.Option(help="Milliseconds that a request may wait for others of its batch.")
+    ] = 4.0,
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact", help="Pad all batches to the largest size: the same bits in every batch, but slower."
+        ),
+    ] = False,
+    queue: Annotated[
+        int, typer.Option(help="Images or action chunks that may wait; status 429 beyond that.")
+    ] = 512,
+    max_images: Annotated[int, typer.Option(help="Images per request.")] = 64,
+    max_body: Annotated[int, typer.Option(help="Bytes of a request's body.")] = 2**24,
+    timeout: Annotated[
+        float,
+        typer.Option(help="Seconds of a batch after which the model counts as stuck, and is restarted."),
+    ] = 120.0,
+    weights: Annotated[
+        str | None, typer.Option(help="Weights of a run: ema-0.999, live, best. Default: first EMA.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="SD-VAE that decodes latents: a folder or a hub name.")
+    ] = None,
+    device: Device = None,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or as saved.")] = "as saved",
+    compiled: Annotated[
+        bool,
+        typer.Option("--compile", help="Compile the generator: the start takes a minute per batch size."),
+    ] = False,
+    fp8: Annotated[
+        bool, typer.Option("--fp8", help="FP8 matrix products of a DiT, on NVIDIA GPUs with FP8.")
+    ] = False,
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Skip the checksums of the weights, a second per GB or two.")
+    ] = False,
+) -> None:
+    """Answer HTTP requests for images (POST /v1/images) or a policy's actions (POST /v1/actions).
+
+    Requests are computed in batches. /docs describes the interface, /healthz and /metrics the state.
+    """
+    for name in ("fastapi", "uvicorn", "prometheus_client"):
+        if importlib.util.find_spec(name) is None:
+            from driftgen.doctor import install_command
+
+            raise InputError(f"serve needs {name}: {install_command('serve')}")
+    from driftgen.interop.model_sources import find_model
+    from driftgen.serve.http_server import ServeOptions, run_server
+    from driftgen.serve.served_model import ModelOptions
+    from driftgen.serve.web_app import Limits
+    from driftgen.support.distributed import choose_device
+    from driftgen.support.dtype_names import parse_dtype
+
+    options = ServeOptions(
+        ModelOptions(
+            model=model,
+            batch_size=batch_size,
+            exact=exact,
+            weights=weights,
+            device=device,
+            dtype=dtype,
+            tokenizer=tokenizer,
+            compiled=compiled,
+            fp8=fp8,
+            verify=not no_verify,
+        ),
+        Limits(max_images, max_body, token if token is not None else os.environ.get(TOKEN) or None),
+        host=host,
+        port=port,
+        window=window / 1000,
+        queue=queue,
+        timeout=timeout,
+    )
+    options.check()
+    parse_dtype(dtype)
+    choose_device(device)
+    find_model(model, weights)  # before a process is started for it
+    run_server(options, lambda text: print(text, flush=True))

@@ -1,0 +1,1 @@
+"""Sampling as a service: one process answers HTTP requests, another one holds the model."""

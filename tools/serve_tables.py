@@ -1,0 +1,46 @@
+"""Tables of results/serve: requests per second and latencies, and what became of requests under faults."""
+
+from __future__ import annotations
+
+from tools.records import Results, fill, markdown, select
+
+__all__ = ["faults", "load"]
+
+RECORD = "serve/cpu.json"
+FAULTS = {
+    "overload": "twice the requests that the server can answer",
+    "killed model": "`kill -9` of the model's process",
+    "hang-ups": "{hung_up} further clients hang up",
+    "SIGTERM": "SIGTERM",
+}
+
+
+def load(results: Results) -> str:
+    """Requests per second and latencies at several numbers of clients."""
+    rows = results.load(RECORD)["rows"]
+    modes = list(dict.fromkeys(row["mode"] for row in rows))
+    cells = []
+    for clients in dict.fromkeys(row["clients"] for row in rows):
+        line = [str(clients)]
+        for mode in modes:
+            row = select(rows, mode=mode, clients=clients)
+            line.append(fill("{requests_per_second:,.0f}", row))
+            line.append(f"{_time(row['p50_seconds'])}, {_time(row['p99_seconds'])}")
+        cells.append(line)
+    header = ["clients"]
+    for mode in modes:
+        header += [f"{mode}: requests/s", "p50, p99"]
+    return markdown(header, cells)
+
+
+def faults(results: Results) -> str:
+    """Answers to requests while something goes wrong."""
+    cells = []
+    for row in results.load(RECORD)["faults"]:
+        counts = [row["requests"], *(row["statuses"].get(status, 0) for status in ("200", "429", "503"))]
+        cells.append((fill(FAULTS[row["fault"]], row), *(f"{n:,}" for n in (*counts, row["lost"]))))
+    return markdown(("fault", "requests", "200", "429", "503", "without an answer"), cells)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
