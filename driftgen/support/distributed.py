@@ -28,7 +28,9 @@ def choose_device(name: str | torch.device | None = None) -> torch.device:
     if device.type not in DEVICES:
         raise InputError(f"device={name} is not supported: choose from {', '.join(DEVICES)}")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device={name}: torch finds no NVIDIA GPU here, see driftgen doctor")
+        raise InputError(
+            f"device={name}: torch finds no NVIDIA GPU here, see driftgen doctor", topic="no-gpu"
+        )
     return device
 
 
@@ -76,7 +78,8 @@ class Distributed:
             if local >= torch.cuda.device_count():
                 raise InputError(
                     f"local rank {local} has no GPU: this machine has {torch.cuda.device_count()}, "
-                    f"use --nproc-per-node {torch.cuda.device_count()}"
+                    f"use --nproc-per-node {torch.cuda.device_count()}",
+                    topic="no-gpu",
                 )
             chosen = torch.device("cuda", local)
             torch.cuda.set_device(chosen)

@@ -56,6 +56,7 @@ LINES = {
         "sample": "digits --number 2 --out samples --device cpu",
         "export": "digits out.pt2 --format pt2",
         "report": "missing",
+        "explain": "collapse",
         "eval": "digits --data digits --encoder pixels --samples 70 --out eval --device cpu",
         "neighbors": "digits --data digits --samples 10 --out neighbors --device cpu",
         "ablate": "antisymmetry --list",
