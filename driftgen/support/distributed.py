@@ -109,18 +109,18 @@ class Distributed:
 
     def run_main(self, work: Callable[[], None]) -> None:
         """Do work in the main process. If it raises an InputError, every process raises the same one."""
-        message: list[str | None] = [None]
+        message: list[str | None] = [None, None]  # and its topic
         if self.is_main:
             try:
                 work()
             except InputError as error:
                 if self.group is None:
                     raise
-                message = [str(error)]
+                message = [str(error), error.topic]
         if self.group is not None:
             dist.broadcast_object_list(message, src=0, group=self.group, device=self.device)
             if message[0] is not None:
-                raise InputError(message[0])
+                raise InputError(message[0], topic=message[1])
 
     def barrier(self) -> None:
         """Wait for all processes."""
