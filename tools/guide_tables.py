@@ -32,7 +32,9 @@ def health(results: Results) -> str:
             kind = TOPIC.search(warning["text"])
             text = TOPIC.sub("", warning["text"])
             if kind is not None and kind[1] not in told:
-                told[kind[1]] = f"- From step {warning['step']:,}: {text}. [More](troubleshooting.md#{kind[1]})"
+                told[kind[1]] = (
+                    f"- From step {warning['step']:,}: {text}. [More](troubleshooting.md#{kind[1]})"
+                )
         lines.append("\n".join(told.values()) or "No warning.")
         parts.append("\n\n".join(lines))
     return "\n\n".join(parts)
