@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.support.doc_blocks import OTHER, ROOT, RUNNABLE, Block, all_blocks, make_home, read_blocks
+from tests.support.doc_blocks import OTHER, ROOT, RUNNABLE, Block, all_blocks, make_home, pages, read_blocks
 
 BLOCKS = all_blocks()
 PYTHON = [b for b in BLOCKS if b.runs and b.language == "python"]
@@ -30,6 +30,14 @@ def test_every_block_runs_or_says_why_not():
             path, _, name = block.tested_by.partition("::")
             tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
             assert name in {getattr(node, "name", None) for node in tree.body}, f"{where}: {block.tested_by}"
+
+
+def test_no_block_hides_from_the_tests():
+    """In a list, or with another fence."""
+    for path in pages():
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"^([ >\t]+```|~~~|````)", text, re.MULTILINE), path
+        assert len(re.findall(r"^```", text, re.MULTILINE)) == 2 * len(read_blocks(path)), path
 
 
 def test_named_tests_of_unrun_blocks_exist():

@@ -67,7 +67,7 @@ def _sections(command: Any, words: tuple[str, ...]) -> Iterator[str]:
         if p.param_type_name == "option"
     ]
     if rows:
-        parts.append(markdown(("", "", "default"), rows))
+        parts.append(markdown(("option", "meaning", "default"), rows))
     yield "\n\n".join(parts)
 
 

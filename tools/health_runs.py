@@ -116,6 +116,8 @@ def measure(name: str, out: Path, steps: int) -> dict[str, Any]:
     encoders = None if case.encoder is None else [case.encoder()]
     with tempfile.TemporaryDirectory() as folder:
         run = dg.train("digits", folder, encoders=encoders, device="cpu", **changes)
+        if run.metrics[-1]["step"] < changes["optim.steps"]:
+            raise SystemExit(f"{name}: interrupted, nothing is written")
         draw(run, case.title, out / f"{name}.png")
         if not case.changes:
             (out / "config.yaml").write_bytes((run.folder / "config.yaml").read_bytes())
@@ -129,6 +131,7 @@ def measure(name: str, out: Path, steps: int) -> dict[str, Any]:
 def draw(run: Run, title: str, path: Path) -> None:
     """Draw samples of a run, and its loss, drift, spread and diversity over the steps."""
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator, NullLocator
 
     rows = [row for row in run.metrics if row.get("loss") is not None]
     steps = [row["step"] for row in rows]
@@ -150,7 +153,10 @@ def draw(run: Run, title: str, path: Path) -> None:
     axes[3].axhline(1, color=GRAY, linestyle=":", linewidth=1)
     low, high = axes[3].get_ylim()
     axes[3].set_ylim(max(min(low, 0.3), LEAST), min(max(high, 3), MOST))
-    axes[3].set_title("spread and diversity: the data has 1", fontsize=9)
+    axes[3].yaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    axes[3].yaxis.set_major_formatter("{x:g}")
+    axes[3].yaxis.set_minor_locator(NullLocator())
+    axes[3].set_title("spread and diversity (data: 1)", fontsize=9)
     axes[3].legend(fontsize=8, frameon=False)
     for axis in axes[1:]:
         axis.tick_params(labelsize=7)
