@@ -193,7 +193,10 @@ def _shown(target: str) -> str:
                 link = posixpath.relpath(place or "", f"{SOURCE}{target}")
                 rows.append(f"- [{entry.name}]({link})")
         return f"{head}# {target}/\n\n" + "\n".join(rows) + "\n"
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return f"{head}# {target}\n\nBinary, {path.stat().st_size:,} bytes.\n"
     note = "" if len(text) <= LONGEST else f"\nThe first {LONGEST:,} characters.\n"
     fence = "`" * 4
     return (

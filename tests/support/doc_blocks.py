@@ -116,6 +116,7 @@ tiny:
     data.size: 8
     mae: {options: {base_channels: 40, blocks: [1], patchify: 2}, finetune_steps: 2, finetune_ramp: 1}
     batch_size: 8
+    optim: {warmup: 1, steps: 4}
     ema: [0.9]
 few_images:
   below: 1000
