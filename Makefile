@@ -17,9 +17,10 @@ tables: $(READY)
 	$(BIN)/python -m tools.tables
 
 # Builds the guide into site/. A broken link, a stale table or a public name without a docstring fails.
+# Not --quiet, with which mkdocs does not count warnings.
 docs: $(READY)
 	$(BIN)/python -m tools.tables --check
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo site/index.html
 
 # Writes the playground as one file from its sources.

@@ -85,7 +85,7 @@ def test_files_for_hosts_are_valid():
 def site(tmp_path_factory):
     pytest.importorskip("mkdocs")
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -127,5 +127,6 @@ def test_search_in_pages_opened_as_files(site):
 
 
 def test_the_hooks_are_those_of_the_settings():
+    assert "mkdocs build --strict\n" in (ROOT / "Makefile").read_text()  # not quiet: warnings must count
     assert "hooks: [tools/guide_site.py]" in (ROOT / "mkdocs.yml").read_text()
     assert {"on_files", "on_page_markdown", "on_page_content"} <= set(guide_site.__all__)
