@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 # Bytecode is kept even where the environment says otherwise: compiling all tests takes ten seconds.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: demo tables playground torture test test-slow test-all lint style setup clean
+.PHONY: demo docs tables playground torture test test-slow test-all lint style setup clean
 
 demo: $(READY)
 	$(BIN)/driftgen demo --out runs/demo
@@ -15,6 +15,13 @@ demo: $(READY)
 # Writes the tables of README.md, docs/ and results/ from the files in results/.
 tables: $(READY)
 	$(BIN)/python -m tools.tables
+
+# Builds the guide into site/. A broken link, a stale table or a public name without a docstring fails.
+# Not --quiet, with which mkdocs does not count warnings.
+docs: $(READY)
+	$(BIN)/python -m tools.tables --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo site/index.html
 
 # Writes the playground as one file from its sources.
 playground: $(READY)
@@ -54,4 +61,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) runs site .mypy_cache .ruff_cache .pytest_cache .hypothesis

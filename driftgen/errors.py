@@ -6,15 +6,27 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-__all__ = ["InputError", "NotFiniteError", "OptionError", "unknown_name"]
+__all__ = ["InputError", "NotFiniteError", "OptionError", "explained", "unknown_name"]
 
 
 class InputError(ValueError):
-    """Wrong input: one line with the argument, its value and what to do."""
+    """Wrong input: one line with the argument, its value and what to do.
 
-    def __init__(self, message: object = "") -> None:
+    Attributes:
+        topic: section of the troubleshooting page, or None. The command and tracebacks name it.
+    """
+
+    def __init__(self, message: object = "", topic: str | None = None) -> None:
         # Values and file names in a message may hold line breaks.
         super().__init__(" ".join(str(message).splitlines()))
+        self.topic = topic
+        if topic is not None:
+            self.add_note(f"driftgen explain {topic}")
+
+
+def explained(message: str, topic: str | None) -> str:
+    """Return a message with the command that prints a section of the troubleshooting page."""
+    return message if topic is None else f"{message} (driftgen explain {topic})"
 
 
 class OptionError(InputError):
@@ -49,4 +61,6 @@ def unknown_name(argument: str, name: object, known: Iterable[str]) -> InputErro
     names = sorted(known)
     near = get_close_matches(str(name), names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return InputError(f"{argument}={name!r} is not known: {hint}choose from {', '.join(names)}")
+    return InputError(
+        f"{argument}={name!r} is not known: {hint}choose from {', '.join(names)}", topic="unknown-name"
+    )

@@ -1,4 +1,7 @@
-"""The code blocks of the documents run as they stand."""
+"""Code blocks of the documents that need more than a folder to run: sections of docs/extending.md.
+
+tests/test_doc_blocks.py runs all others.
+"""
 
 import re
 import sys
@@ -49,16 +52,6 @@ def test_reading_demonstrations():
     (code,) = blocks((ROOT / "docs" / "policy-evaluation.md").read_text())
     shapes = "(observations['observation.state'].shape, actions.shape)"
     execute(f"{code}\nassert {shapes} == ((2, 2, 3), (2, 16, 2))", "policy")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("page", ["one-step", "training", "models", "policies", "export"])
-def test_blocks_of_a_guide(page):
-    """All blocks that need neither a GPU nor a download."""
-    runnable = [b for b in blocks((ROOT / "docs" / f"{page}.md").read_text()) if "cuda" not in b]
-    assert runnable
-    for number, code in enumerate(runnable):
-        execute(code, f"{page} {number}")
 
 
 def test_a_task_trains_and_resumes(tmp_path):

@@ -89,9 +89,8 @@ def commands():
     """Every ``driftgen`` command of the documents and of the records in results/."""
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("results/**/*.md")]:
         text = page.read_text()
-        fenced = [
-            line for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines()
-        ]
+        blocks = re.findall(r"```(?:sh|bash)\n(.*?)```", text, re.DOTALL)
+        fenced = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
         inline = re.findall(r"`(driftgen [^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
         for line in [*fenced, *inline]:
             for command in line.split("#")[0].split("&&"):
@@ -106,6 +105,8 @@ def test_commands_exist_with_their_options():
     checked, root = 0, typer.main.get_command(app)
     for where, line in commands():
         words = shlex.split(line)
+        if words[:1] == ["torchrun"] and "driftgen" in words:
+            words = words[words.index("driftgen") :]
         if words[:1] != ["driftgen"]:
             continue
         command, words = root, words[1:]

@@ -38,6 +38,15 @@ def test_every_picture_of_the_gallery_exists_and_says_how_it_was_made():
         assert re.fullmatch(r"`(driftgen|python) [^`]+` · (one NVIDIA|aarch64|x86_64).* · .{10,}", line)
 
 
+def test_every_picture_of_results_is_shown():
+    """In the gallery or in the guide. An animation and its still count as one."""
+    pages = [RESULTS / "README.md", *(ROOT / "docs").glob("*.md")]
+    text = " ".join(page.read_text() for page in pages)
+    for path in [*RESULTS.rglob("*.png"), *RESULTS.rglob("*.gif")]:
+        name = path.relative_to(RESULTS).with_suffix("").as_posix()
+        assert re.search(rf'(\.\./results/|")(?<!\w){re.escape(name)}\.(png|gif)', text), path
+
+
 @pytest.fixture
 def repository(tmp_path):
     """A page with one table, its record and its description."""

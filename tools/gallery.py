@@ -64,6 +64,26 @@ PICTURES = (
         "**Points without a network** drift to a bimodal target from far away.",
         "toy-bimodal/points-far/metrics.json",
     ),
+    *(
+        Picture(
+            f"toy-bimodal/{kind}-{init}/evolution.png",
+            f"**{who}** {start}: the weaker mode gets {{least_mode_share:.2f}} of its due.",
+            f"toy-bimodal/{kind}-{init}/metrics.json",
+        )
+        for kind, who in (("points", "Points"), ("generator", "A generator"))
+        for init, start in (
+            ("between", "from between the modes"),
+            ("far", "from far away"),
+            ("collapsed", "from one mode"),
+        )
+        if (kind, init) != ("points", "far")
+    ),
+    Picture(
+        "toy-antisymmetry/points/comparison.png",
+        "**Anti-symmetry, points without a network**: the same imbalance.",
+        "toy-antisymmetry/points/metrics.json",
+        evaluator="unbiased energy distance to 4096 fresh points",
+    ),
     Picture(
         "toy-antisymmetry/generator/comparison.png",
         "**Anti-symmetry matters.** With attraction and repulsion out of balance, "
@@ -111,6 +131,14 @@ PICTURES = (
         width=60,
         command="driftgen pretrain mae-cifar10",
         evaluator="masked training images",
+    ),
+    Picture(
+        "cifar10-first/grid-step-600.png",
+        "**Samples of the same early CIFAR-10 run** after 600 steps.",
+        "cifar10-first/summary.json",
+        width=45,
+        command="driftgen train cifar10",
+        evaluator="the samples themselves",
     ),
     Picture(
         "cifar10-first/drift.png",

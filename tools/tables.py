@@ -27,6 +27,7 @@ from tools import (
     evaluator_tables,
     experiments,
     gallery,
+    guide_tables,
     parameter_table,
     policy_tables,
     reliability_table,
@@ -48,7 +49,10 @@ Table = Callable[[Results], str]
 TABLES: dict[str, Table] = {
     "readme": document_tables.readme,  # README.md
     "performance": document_tables.performance,  # docs/performance.md
-    "initialization": document_tables.initialization,  # docs/training.md
+    "initialization": document_tables.initialization,  # docs/health.md
+    "health": guide_tables.health,  # docs/health.md
+    "troubleshooting": guide_tables.troubleshooting,  # docs/troubleshooting.md
+    "commands": guide_tables.commands,  # docs/commands.md
     "parameters": parameter_table.table,  # docs/models.md
     "many-gpus": cluster_estimate.table,  # docs/scaling.md
     "reliability": reliability_table.table,  # docs/reliability.md

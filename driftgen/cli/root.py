@@ -11,12 +11,13 @@ import driftgen
 from driftgen.cli import bench_serve, models, policies, runs, studies, toys
 from driftgen.cli.bench import bench
 from driftgen.cli.evaluate import evaluate
+from driftgen.cli.explain_command import explain
 from driftgen.cli.help_format import App
 from driftgen.cli.neighbors_command import neighbors
 from driftgen.cli.page_command import page
 from driftgen.cli.report_command import report
 from driftgen.cli.serve_command import serve
-from driftgen.errors import InputError
+from driftgen.errors import InputError, explained
 from driftgen.support.lost_process import LostProcessError, is_lost_process
 
 __all__ = ["app", "bench_serve", "main"]  # bench_serve adds a command to bench
@@ -67,6 +68,7 @@ for _command in (
 app.command()(page)
 app.command()(serve)
 app.command()(report)
+app.command()(explain)
 app.command("eval")(evaluate)
 app.command()(neighbors)
 app.command()(studies.ablate)
@@ -80,18 +82,19 @@ def main() -> None:
     try:
         code: Any = app(standalone_mode=False)
     except InputError as error:
-        code = _fail(str(error))
+        code = _fail(explained(str(error), error.topic))
     except (KeyboardInterrupt, typer.Abort):  # typer raises Abort for Ctrl-C at a question
         code = 130
     except LostProcessError as error:
-        code = _fail(str(error), 1)
+        code = _fail(explained(str(error), "lost-process"), 1)
     except OSError as error:
         code = _fail(f"{error.strerror or error}: {error.filename}" if error.filename else str(error))
     except Exception as error:
         if is_lost_process(error):
-            code = _fail(f"another process has ended: run the same command again ({_first_line(error)})", 1)
-        elif (message := _describe(error)) is not None:
-            code = _fail(message)
+            message = f"another process has ended: run the same command again ({_first_line(error)})"
+            code = _fail(explained(message, "lost-process"), 1)
+        elif (described := _describe(error)) is not None:
+            code = _fail(described)
         else:
             raise
     if code == 130:
@@ -102,7 +105,8 @@ def main() -> None:
 def _describe(error: Exception) -> str | None:
     """Return one line for an error that the user can correct; None for a fault of the program."""
     if isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY):
-        return f"out of memory ({_first_line(error) or 'MemoryError'}): lower the sizes"
+        message = f"out of memory ({_first_line(error) or 'MemoryError'}): lower the sizes"
+        return explained(message, "out-of-memory")
     # The class of usage errors differs between versions of typer and click; all have this method.
     usage = getattr(error, "format_message", None)
     if usage is not None:

@@ -116,7 +116,7 @@ def _prepared(
     path: Path, images: NDArray[Any], all_labels: NDArray[np.int64], names: list[str], config: Data
 ) -> ArrayImages:
     if len(images) == 0:
-        raise InputError(f"{path} holds no images: store at least one")
+        raise InputError(f"{path} holds no images: store at least one", topic="no-images")
     labels, names, chosen = choose(all_labels, names, config)
     pixels = _to_bytes(path, _channels_first(path, images))[chosen]
     return in_memory(_fit_channels(path, pixels, config.channels), labels, names, config)

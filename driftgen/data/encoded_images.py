@@ -177,7 +177,8 @@ class EncodedImages:
             more = f" and {count - 5} more" if count > 5 else ""
             raise InputError(
                 f"{count} of {self._total} images cannot be read, more than 1%; repair or remove them: "
-                f"{'; '.join(self.unreadable[:5])}{more}"
+                f"{'; '.join(self.unreadable[:5])}{more}",
+                topic="unreadable-images",
             )
 
 

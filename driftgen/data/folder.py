@@ -62,7 +62,8 @@ def list_images(path: Path, conditional: bool = True) -> Listing:
     everything = top_level + [file for files in by_folder for file in files]
     if not everything:
         raise InputError(
-            f"data.path={path} holds no images: supported are {', '.join(sorted(IMAGE_SUFFIXES))}"
+            f"data.path={path} holds no images: supported are {', '.join(sorted(IMAGE_SUFFIXES))}",
+            topic="no-images",
         )
     whole = Listing(str(path), everything, everything, np.zeros(len(everything), np.int64), ["all"])
     if not conditional:
@@ -90,7 +91,10 @@ def list_images(path: Path, conditional: bool = True) -> Listing:
         )
     for folder, files in zip(folders, by_folder, strict=True):
         if not files:
-            raise InputError(f"class folder {path / folder} holds no images: add some, or remove the folder")
+            raise InputError(
+                f"class folder {path / folder} holds no images: add some, or remove the folder",
+                topic="no-images",
+            )
     labels = np.repeat(np.arange(len(by_folder)), [len(files) for files in by_folder])
     return whole._replace(labels=labels, class_names=folders)
 

@@ -225,7 +225,8 @@ def _library() -> Any:
         import datasets
     except ImportError:
         raise InputError(
-            "Hugging Face datasets (.parquet, save_to_disk) need datasets: pip install 'driftgen[datasets]'"
+            "Hugging Face datasets (.parquet, save_to_disk) need datasets: pip install 'driftgen[datasets]'",
+            topic="missing-extra",
         ) from None
     return datasets
 

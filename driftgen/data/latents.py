@@ -51,7 +51,7 @@ class LatentCache:
         for number in range(self._plan.shards):
             path = self._plan.path(number)
             if not self._plan.is_complete(number):
-                raise InputError(f"{path} is missing or damaged: {AGAIN}")
+                raise InputError(f"{path} is missing or damaged: {AGAIN}", topic="damaged-file")
             with open_safetensors(path, "a shard of latents", AGAIN) as shard:
                 labels.append(shard.get_tensor("labels").to(torch.int64, copy=True))
         self.labels = torch.cat(labels)
@@ -97,7 +97,10 @@ class LatentCache:
         wrong = sample_checksums(samples[new], self._stored_labels[rows]) != stored
         if wrong.any():
             number = int(rows[wrong][0])
-            raise InputError(f"{path} is damaged (checksum of sample {number}): delete it and {AGAIN}")
+            raise InputError(
+                f"{path} is damaged (checksum of sample {number}): delete it and {AGAIN}",
+                topic="damaged-file",
+            )
         self._verified[rows, flipped] = True
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ from driftgen.drift.interfaces import (
 from driftgen.drift.kernels import Kernel, get_kernel, laplace
 from driftgen.drift.normalization import Normalization, both, get_normalization
 from driftgen.drift.passes import run_passes, select_engine
-from driftgen.errors import InputError, NotFiniteError, unknown_name
+from driftgen.errors import InputError, NotFiniteError, explained, unknown_name
 from driftgen.ops.dispatch import is_capturing
 
 __all__ = ["DriftingLoss", "LossOutput", "Statistics"]
@@ -230,7 +230,10 @@ class DriftingLoss(nn.Module):
             return
         self._warned.add(reason)
         warnings.warn(
-            f"DriftingLoss runs in plain PyTorch on {device}, not in the faster fused kernels: {reason}",
+            explained(
+                f"DriftingLoss runs in plain PyTorch on {device}, not in the faster fused kernels: {reason}",
+                "slow-loss",
+            ),
             stacklevel=5,  # the caller of the module: this method, forward and two frames of nn.Module
         )
 

@@ -67,7 +67,8 @@ class RealImages:
         unreadable = getattr(self.data, "unreadable", [])
         if unreadable:
             raise InputError(
-                f"{len(unreadable)} images cannot be read: {unreadable[0]}; repair or remove them"
+                f"{len(unreadable)} images cannot be read: {unreadable[0]}; repair or remove them",
+                topic="unreadable-images",
             )
 
 

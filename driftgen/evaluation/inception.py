@@ -183,17 +183,18 @@ def load_inception(path: str | Path, *, force: bool = False) -> LoadedInception:
     """
     place = Path(path)
     if not place.is_file():
-        raise InputError(f"{place} is not a file: give {FILES}")
+        raise InputError(f"{place} is not a file: give {FILES}", topic="fid-inception")
     tensors = _read(place)
     names = [name for name, module in _meta().named_modules() if isinstance(module, ConvReLU)]
     raw = _pytorch_fid(tensors, names) or _stylegan(tensors, names)
     if raw is None:
-        raise InputError(f"{place} does not hold the FID Inception: give {FILES}")
+        raise InputError(f"{place} does not hold the FID Inception: give {FILES}", topic="fid-inception")
     checksum = _checksum(raw)
     if checksum != WEIGHTS_CHECKSUM and not force and not _file_digest(place).startswith(KNOWN_FILES):
         raise InputError(
             f"{place} holds other weights than the FID Inception of 2015-12-05 (checksum {checksum[:12]}, "
-            f"expected {WEIGHTS_CHECKSUM[:12]}): a distance with them is no FID; give {FILES}, or force it"
+            f"expected {WEIGHTS_CHECKSUM[:12]}): a distance with them is no FID; give {FILES}, or force it",
+            topic="fid-inception",
         )
     classifier = tensors.get("fc.weight", tensors.get("output.weight"))
     network = FIDInception(classifier is not None)

@@ -59,7 +59,9 @@ def kernel_distance(real: Tensor, generated: Tensor) -> tuple[float, float]:
     try:
         from torchmetrics.image.kid import KernelInceptionDistance
     except ImportError:
-        raise InputError("KID needs torchmetrics: pip install 'driftgen[eval]'") from None
+        raise InputError(
+            "KID needs torchmetrics: pip install 'driftgen[eval]'", topic="missing-extra"
+        ) from None
 
     size = min(KID_SIZE, len(real), len(generated))
     with warnings.catch_warnings():

@@ -84,7 +84,8 @@ class Reference:
         if differences and not force:
             raise InputError(
                 f"the reference statistics are of another evaluator: {'; '.join(differences)}; "
-                "compute them again with driftgen eval stats, or use --force"
+                "compute them again with driftgen eval stats, or use --force",
+                topic="other-evaluator",
             )
         if self.features.shape[1] != len(self.moments.total):
             raise InputError("the reference statistics are damaged: compute them again")

@@ -39,7 +39,8 @@ def choose_encoder(
     if not chosen:
         raise InputError(
             "give --encoder: the file of the FID Inception (for FID), a pretraining run or pixels (for a "
-            f"Fréchet distance named after it); or set {INCEPTION_VARIABLE} to the Inception file"
+            f"Fréchet distance named after it); or set {INCEPTION_VARIABLE} to the Inception file",
+            topic="fid-inception",
         )
     return load_encoder(chosen, device, force=force, fast=fast)
 

@@ -33,7 +33,9 @@ def import_transformers() -> Any:
     try:
         return importlib.import_module("transformers")
     except ImportError:
-        raise InputError("Backbone needs transformers: pip install 'driftgen[encoders]'") from None
+        raise InputError(
+            "Backbone needs transformers: pip install 'driftgen[encoders]'", topic="missing-extra"
+        ) from None
 
 
 def check_network(model: Any, kind: str) -> None:

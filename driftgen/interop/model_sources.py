@@ -32,7 +32,8 @@ def find_model(source: str, weights: str | None = None) -> Path:
         if not hub.is_hub_name(source):
             raise InputError(
                 f"{source} does not exist: give a folder, owner/repository, hf://name, or a model of the "
-                f"package ({', '.join(packaged_names())})"
+                f"package ({', '.join(packaged_names())})",
+                topic="not-found",
             )
         folder = hub.fetch(source)
     return (find_run_model(folder) or folder) if weights is None else choose_weights(folder, weights)

@@ -145,14 +145,15 @@ def check_export(path: str | Path, format: str, dtype: torch.dtype | str) -> str
     if destination.suffix != f".{format}":
         raise InputError(f"{destination}: a file of format {format} must be named NAME.{format}")
     if os.path.lexists(destination):
-        raise InputError(f"{destination} exists already: choose another file")
+        raise InputError(f"{destination} exists already: choose another file", topic="file-exists")
     if format == "onnx":
         for name in ("onnx", "onnxscript"):
             try:
                 importlib.import_module(name)
             except ImportError:
                 raise InputError(
-                    f"{name} is not installed, which the export needs: pip install 'driftgen[onnx]'"
+                    f"{name} is not installed, which the export needs: pip install 'driftgen[onnx]'",
+                    topic="missing-extra",
                 ) from None
     return stored
 

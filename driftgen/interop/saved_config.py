@@ -111,7 +111,10 @@ def check_overwrite(folder: Path, overwrite: bool) -> None:
     weights = sorted(name for name in names if name.startswith("model") and ".safetensors" in name)
     taken = [name for name in (CONFIG, *weights, CARD, TOKENIZER) if name in names]
     if taken:
-        raise InputError(f"{folder} holds {taken[0]} already: choose another folder, or pass overwrite=True")
+        raise InputError(
+            f"{folder} holds {taken[0]} already: choose another folder, or pass overwrite=True",
+            topic="file-exists",
+        )
 
 
 def tokenizer_checksums(folder: Path) -> dict[str, str]:

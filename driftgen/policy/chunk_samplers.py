@@ -89,7 +89,8 @@ def make_scheduler(name: str) -> Any:
         from diffusers import DDIMScheduler, DDPMScheduler
     except ImportError:
         raise InputError(
-            "diffusers is not installed, which the diffusion baseline needs: pip install 'driftgen[latent]'"
+            "diffusers is not installed, which the diffusion baseline needs: pip install 'driftgen[latent]'",
+            topic="missing-extra",
         ) from None
     settings: dict[str, Any] = {
         "num_train_timesteps": TRAINING_STEPS,

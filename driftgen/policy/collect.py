@@ -82,7 +82,9 @@ def collect(
     try:
         import h5py  # noqa: F401
     except ImportError:
-        raise InputError("storing demonstrations needs h5py: pip install 'driftgen[policy]'") from None
+        raise InputError(
+            "storing demonstrations needs h5py: pip install 'driftgen[policy]'", topic="missing-extra"
+        ) from None
     if out.exists():
         raise InputError(f"{out} exists: remove it, or choose another file with --out")
     if out.suffix not in (".hdf5", ".h5"):

@@ -147,7 +147,8 @@ def make_environment(name: str, observe: str | None = None, *, frames: bool = Fa
             raise
         raise InputError(
             f"{task.title} needs {missing or task.package}, which cannot be imported ({_one_line(error)}): "
-            f"pip install {' '.join(map(_quoted, task.package.split()))}"
+            f"pip install {' '.join(map(_quoted, task.package.split()))}",
+            topic="missing-extra",
         ) from None
     environment: gymnasium.Env = module.make(name, observe, frames)
     return environment

@@ -90,7 +90,9 @@ def _read_zarr(path: Path, wanted: str | None, limit: int | None, subset: str | 
     try:
         import zarr
     except ImportError:
-        raise InputError(f"{path}: reading zarr needs zarr: pip install 'driftgen[policy]'") from None
+        raise InputError(
+            f"{path}: reading zarr needs zarr: pip install 'driftgen[policy]'", topic="missing-extra"
+        ) from None
     for file in [path] if path.is_file() else path.rglob("*"):
         if not file.is_dir():
             check_regular(file)
@@ -169,7 +171,9 @@ def _read_robomimic(path: Path, wanted: str | None, limit: int | None, subset: s
     try:
         import h5py
     except ImportError:
-        raise InputError(f"{path}: reading HDF5 needs h5py: pip install 'driftgen[policy]'") from None
+        raise InputError(
+            f"{path}: reading HDF5 needs h5py: pip install 'driftgen[policy]'", topic="missing-extra"
+        ) from None
     with reading(path, "HDF5"), h5py.File(check_regular(path), "r") as file:
         demos = _demo_names(path, file, subset)[:limit]
         parts, actions = [], []

@@ -22,5 +22,7 @@ def export_for_lerobot(source: str, folder: Path) -> Path:
     try:
         from driftgen.policy.lerobot.lerobot_conversion import save_for_lerobot
     except ImportError as error:
-        raise InputError(f"lerobot cannot be imported ({error}): pip install lerobot") from None
+        raise InputError(
+            f"lerobot cannot be imported ({error}): pip install lerobot", topic="missing-extra"
+        ) from None
     return save_for_lerobot(DriftingPolicy.from_pretrained(source), folder)

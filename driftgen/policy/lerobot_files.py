@@ -32,7 +32,9 @@ def read_lerobot(path: Path, wanted: str | None, limit: int | None) -> Episodes:
         import pyarrow.parquet as parquet
         from pyarrow import concat_tables
     except ImportError:
-        raise InputError(f"{path}: reading parquet needs pyarrow: pip install pyarrow") from None
+        raise InputError(
+            f"{path}: reading parquet needs pyarrow: pip install pyarrow", topic="missing-extra"
+        ) from None
     files = sorted(path.glob("data/**/*.parquet"))
     if not files:
         raise InputError(f"{path} has no data/**/*.parquet: expected a LeRobot data set")

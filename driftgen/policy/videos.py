@@ -95,7 +95,9 @@ def _import_imageio() -> Any:
         import imageio.v2 as imageio
         import imageio_ffmpeg  # noqa: F401
     except ImportError:
-        raise InputError("videos need imageio and its ffmpeg: pip install 'driftgen[policy]'") from None
+        raise InputError(
+            "videos need imageio and its ffmpeg: pip install 'driftgen[policy]'", topic="missing-extra"
+        ) from None
     return imageio
 
 

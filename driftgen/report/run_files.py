@@ -13,6 +13,7 @@ from typing import Any
 from driftgen.errors import InputError
 from driftgen.report.curves import LARGEST
 from driftgen.report.run_rows import read_rows
+from driftgen.support.troubleshooting import TOPIC, paragraphs, topics
 from driftgen.support.untrusted_files import read_bytes
 from driftgen.support.yaml_files import parse
 from driftgen.training.run_folder import CONFIG, METRICS, SAMPLES
@@ -25,12 +26,21 @@ EVALUATION = "evaluation.json"
 
 @dataclass(frozen=True)
 class Warned:
-    """A warning of a run: the step of its first row, the kind, the problem, and what to do about it."""
+    """A warning of a run.
+
+    Attributes:
+        step: of its first row.
+        kind: in a few words.
+        problem: what is wrong.
+        advice: what to do about it.
+        more: the paragraphs of its section of the troubleshooting page, if the warning names one.
+    """
 
     step: int
     kind: str
     problem: str
     advice: str
+    more: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -257,12 +267,15 @@ def seconds_text(seconds: float) -> str:
 
 
 def _split_warning(step: int, text: str) -> Warned:
-    """Split a warning of :class:`driftgen.training.health.Health`: "kind: problem; what to do"."""
+    """Split a warning of :class:`driftgen.training.health.Health`: "kind: problem; what to do (topic)"."""
+    named = TOPIC.search(text)
+    text = text if named is None else text[: named.start()]
+    more = () if named is None or named[1] not in topics() else paragraphs(named[1])
     kind, colon, rest = text.partition(": ")
     if not colon:
         return Warned(step, "Warning", _sentence(text), "")
     problem, _, advice = rest.partition("; ")
-    return Warned(step, kind[:1].upper() + kind[1:], _sentence(problem), _sentence(advice))
+    return Warned(step, kind[:1].upper() + kind[1:], _sentence(problem), _sentence(advice), more)
 
 
 def _sentence(text: str) -> str:

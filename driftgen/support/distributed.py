@@ -28,7 +28,9 @@ def choose_device(name: str | torch.device | None = None) -> torch.device:
     if device.type not in DEVICES:
         raise InputError(f"device={name} is not supported: choose from {', '.join(DEVICES)}")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device={name}: torch finds no NVIDIA GPU here, see driftgen doctor")
+        raise InputError(
+            f"device={name}: torch finds no NVIDIA GPU here, see driftgen doctor", topic="no-gpu"
+        )
     return device
 
 
@@ -76,7 +78,8 @@ class Distributed:
             if local >= torch.cuda.device_count():
                 raise InputError(
                     f"local rank {local} has no GPU: this machine has {torch.cuda.device_count()}, "
-                    f"use --nproc-per-node {torch.cuda.device_count()}"
+                    f"use --nproc-per-node {torch.cuda.device_count()}",
+                    topic="no-gpu",
                 )
             chosen = torch.device("cuda", local)
             torch.cuda.set_device(chosen)
@@ -106,18 +109,18 @@ class Distributed:
 
     def run_main(self, work: Callable[[], None]) -> None:
         """Do work in the main process. If it raises an InputError, every process raises the same one."""
-        message: list[str | None] = [None]
+        message: list[str | None] = [None, None]  # and its topic
         if self.is_main:
             try:
                 work()
             except InputError as error:
                 if self.group is None:
                     raise
-                message = [str(error)]
+                message = [str(error), error.topic]
         if self.group is not None:
             dist.broadcast_object_list(message, src=0, group=self.group, device=self.device)
             if message[0] is not None:
-                raise InputError(message[0])
+                raise InputError(message[0], topic=message[1])
 
     def barrier(self) -> None:
         """Wait for all processes."""

@@ -30,12 +30,15 @@ def download(repository: str, patterns: Sequence[str], asked: str | None = None)
     except LocalEntryNotFoundError:
         raise InputError(
             f"{name} is not in the local cache and the Hugging Face Hub cannot be reached: "
-            "download it on a machine with a network and give the folder instead"
+            "download it on a machine with a network and give the folder instead",
+            topic="download",
         ) from None
     # Versions of huggingface_hub raise the exceptions of different HTTP libraries.
     except Exception as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
-        raise InputError(f"{name} cannot be downloaded from the Hugging Face Hub: {reason}") from None
+        raise InputError(
+            f"{name} cannot be downloaded from the Hugging Face Hub: {reason}", topic="download"
+        ) from None
 
 
 def first_line(error: Exception) -> str:

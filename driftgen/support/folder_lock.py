@@ -215,7 +215,10 @@ def _acquire(place: Path, shown: Path) -> LockFile:
 
 
 def _in_use(shown: Path, lock: LockFile) -> InputError:
-    return InputError(f"{shown} is in use by {lock.holder()}: wait for it, stop it, or use another --out")
+    return InputError(
+        f"{shown} is in use by {lock.holder()}: wait for it, stop it, or use another --out",
+        topic="folder-in-use",
+    )
 
 
 def check_not_held(folder: Path) -> None:

@@ -91,7 +91,8 @@ def check_files(folder: Path, checksums: Mapping[str, str]) -> None:
             if found != checksums[name]:
                 raise InputError(
                     f"{folder / name} is damaged (its checksum is not that of config.json): copy it again, "
-                    "or skip the comparison with verify=False, --no-verify"
+                    "or skip the comparison with verify=False, --no-verify",
+                    topic="damaged-file",
                 )
 
 

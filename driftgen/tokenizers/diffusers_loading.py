@@ -19,7 +19,7 @@ CONFIG, WEIGHTS = "config.json", "diffusion_pytorch_model.safetensors"
 def require_diffusers(feature: str) -> None:
     """Raise an error that names the extra to install if diffusers is missing."""
     if importlib.util.find_spec("diffusers") is None:
-        raise InputError(f"{feature} needs diffusers: pip install 'driftgen[latent]'")
+        raise InputError(f"{feature} needs diffusers: pip install 'driftgen[latent]'", topic="missing-extra")
 
 
 def local_folder(source: str | Path) -> tuple[Path, str | None]:

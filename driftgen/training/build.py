@@ -247,7 +247,7 @@ def check_encoder_paths(config: c.TrainConfig) -> None:
     for entry in config.encoders:
         if entry.path is not None and entry.kind == "mae" and _is_missing_run(entry.path):
             command = pretrain_command(entry.path, config.data.path, about=config.about)
-            raise InputError(f"Encoder {entry.path} not found. Train it first: {command}")
+            raise InputError(f"Encoder {entry.path} not found. Train it first: {command}", topic="not-found")
 
 
 def _is_missing_run(path: str) -> bool:

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from driftgen.errors import InputError
+from driftgen.errors import InputError, explained
 from driftgen.support.untrusted_files import open_regular, read_bytes
 
 __all__ = ["Checkpoint", "Checkpoints"]
@@ -128,7 +128,7 @@ class Checkpoints:
                 return Checkpoint(step, path, *_read(path))
             except _DamageError as damage:
                 self._bad.add(path.name)
-                self.damaged.append(f"{path.name} is damaged ({damage}): skipped")
+                self.damaged.append(explained(f"{path.name} is damaged ({damage}): skipped", "damaged-file"))
         return None
 
     def _folders(self) -> Iterator[tuple[int, Path]]:
@@ -186,7 +186,9 @@ class Checkpoints:
                 )
             else:
                 message = f"{name} could not be written to {self.folder}: {why}; check the disk"
-            raise InputError(f"{message} and run the same command to resume; {still}") from None
+            raise InputError(
+                f"{message} and run the same command to resume; {still}", topic="disk-full"
+            ) from None
 
 
 class _DamageError(Exception):

@@ -241,5 +241,8 @@ def _checked_files(folder: Path) -> dict[str, bytes]:
         contents = {name: read_bytes(folder / name) for name in names}
         wrong = [n for n in names if hashlib.sha256(contents[n]).hexdigest() != sums[n]["sha256"]]
     if wrong or STATE not in contents or CONFIG not in contents:
-        raise InputError(f"{folder} is damaged (checksum of {wrong[0] if wrong else STATE}): copy it again")
+        raise InputError(
+            f"{folder} is damaged (checksum of {wrong[0] if wrong else STATE}): copy it again",
+            topic="damaged-file",
+        )
     return contents

@@ -184,7 +184,9 @@ def _measure(config: RunConfig, processes: Distributed, parts: Parts, steps: int
                         loop.update(step)
                     view.advance(step + 1, None)
             except torch.OutOfMemoryError:
-                raise InputError(f"out of GPU memory in the first step: {task.memory_advice()}") from None
+                raise InputError(
+                    f"out of GPU memory in the first step: {task.memory_advice()}", topic="out-of-memory"
+                ) from None
             measuring: list[float] = []
             with _timed(processes.device, measuring):
                 row = task.measure(loop.ema.first)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from driftgen.errors import InputError
+from driftgen.errors import InputError, explained
 from driftgen.ops.cuda_graphs import CaptureError, SynchronizationError, capture
 from driftgen.support.distributed import Distributed
 from driftgen.training.config import PretrainConfig, TrainConfig
@@ -95,7 +95,8 @@ class GraphedStep(Generic[Inputs, Output]):
         except SynchronizationError as error:
             self.capturable = False
             self._clear_gradients()
-            self.info(f"CUDA graph disabled: {error}; set cuda_graph=false to skip capture")
+            message = f"CUDA graph disabled: {error}; set cuda_graph=false to skip capture"
+            self.info(explained(message, "cuda-graph-disabled"))
             return None
         except CaptureError as error:
             raise InputError(f"training step: {error}; set cuda_graph=false") from None

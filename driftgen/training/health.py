@@ -6,10 +6,11 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from torch import Tensor, nn
 
+from driftgen.errors import explained
 from driftgen.training.step_metrics import feature_group, measure
 
 __all__ = ["Health", "feature_group", "measure", "never_trained"]
@@ -24,6 +25,20 @@ MIN_NEIGHBORS = 1.1  # at τ = 0.02: 1.5 ... 100 | at 1e-4: 1.00 ... 1.06
 MIN_VARIATION = 1e-3  # 0.03 ... 1 | a constant encoder: below 1e-6
 MIN_CLASS_SHARE = 0.4  # relative to the samples: digits 0.49 ... 0.61 | random weights: 0.06 ... 0.43
 JUMP = 100.0  # growth within a window that no healthy run shows
+
+
+class Problem(NamedTuple):
+    """A problem of a run.
+
+    Attributes:
+        kind: problems of one kind are told once, until they have cleared.
+        topic: section of the troubleshooting page, see ``driftgen explain``.
+        text: what is wrong, the value, what to change.
+    """
+
+    kind: str
+    topic: str
+    text: str
 
 
 class Health:
@@ -56,7 +71,8 @@ class Health:
         self._rows.append(row)
         self._seen += 1
         new = []
-        for kind, text in self._problems():
+        for kind, topic, message in self._problems():
+            text = explained(message, topic)
             if kind not in self._active:
                 new.append(text)
             self._active[kind] = (text, self._seen)
@@ -64,7 +80,7 @@ class Health:
         self.state = [text for text, _ in self._active.values()]
         return new
 
-    def _problems(self) -> Iterator[tuple[str, str]]:
+    def _problems(self) -> Iterator[Problem]:
         yield from self._divergence()
         yield from self._collapse()
         yield from self._temperature()
@@ -73,38 +89,42 @@ class Health:
         yield from self._initial_weights()
         yield from self._unreadable()
 
-    def _divergence(self) -> Iterator[tuple[str, str]]:
+    def _divergence(self) -> Iterator[Problem]:
         row = self._rows[-1]
         broken = [k for k in ("loss", "gradient_norm", "drift") if k in row and not _finite(row[k])]
         if broken:
-            yield (
+            yield Problem(
                 "not finite",
+                "not-finite",
                 f"diverging: {' and '.join(broken).replace('_', ' ')} is not finite; "
                 "lower optim.lr or set precision=float32",
             )
         before = self._rows[-2].get("skipped", 0) if len(self._rows) > 1 else 0
         if row.get("skipped", 0) > before:
-            yield (
+            yield Problem(
                 "skipped",
+                "skipped-steps",
                 "diverging: steps are skipped because their gradient is not finite or explodes; "
                 "lower optim.lr or raise optim.warmup",
             )
         spread, earlier = self._median("spread"), self._median("spread", ago=WINDOW)
         if spread > MAX_SPREAD and spread > 1.3 * earlier:
-            yield (
+            yield Problem(
                 "spread",
+                "divergence",
                 f"diverging: the spread of generated samples is {spread:.1f} times that of the data and "
                 "growing; check that loss.repulsion is not above loss.attraction, or lower optim.lr",
             )
         for key, word in (("gradient_norm", "the gradient norm"), ("drift", "the raw drift")):
             now, past = self._median(key), self._median(key, ago=len(self._rows) - WINDOW)
             if len(self._rows) >= 2 * WINDOW and now > JUMP * past > 0:
-                yield (
+                yield Problem(
                     f"jump {key}",
+                    "divergence",
                     f"diverging: {word} grew from {past:.2g} to {now:.2g}; lower optim.lr or optim.clip",
                 )
 
-    def _collapse(self) -> Iterator[tuple[str, str]]:
+    def _collapse(self) -> Iterator[Problem]:
         for key, word in (
             ("diversity", "the samples of a class are nearly identical"),
             ("spread", "all samples are nearly identical"),
@@ -116,14 +136,15 @@ class Health:
             # A generator may start as a point; it has not collapsed while its spread still grows.
             growing = now > 1.1 * self._median(key, ago=WINDOW) or self._warming() or self._seen < 3 * WINDOW
             if now < MIN_DIVERSITY and (highest > 2 * now or not growing):
-                yield (
+                yield Problem(
+                    "collapse",
                     "collapse",
                     f"collapsed: {word} ({key} {now:.2g}, the data has 1); check that loss.repulsion equals "
                     "loss.attraction, or lower optim.lr, raise batch.generated, lower guidance.high",
                 )
                 return
 
-    def _temperature(self) -> Iterator[tuple[str, str]]:
+    def _temperature(self) -> Iterator[Problem]:
         recent = [r["neighbors"] for r in list(self._rows)[-WINDOW:] if r.get("neighbors")]
         if len(recent) < WINDOW:
             return
@@ -132,18 +153,20 @@ class Health:
         low = [(t, n) for t, n in zip(taus, counts, strict=True) if n < MIN_NEIGHBORS]
         if low:
             listed = ", ".join(f"{t:g}" for t, _ in low)
-            yield (
+            yield Problem(
                 "temperature",
+                "low-temperature",
                 f"temperature too low: at {listed} only the nearest neighbor acts on a sample (effective "
                 f"number of neighbors {min(n for _, n in low):.2f}), so the drift says little of the data; "
                 "raise loss.temperatures (the paper has 0.02, 0.05, 0.2) or batch.positives",
             )
 
-    def _encoder(self) -> Iterator[tuple[str, str]]:
+    def _encoder(self) -> Iterator[Problem]:
         variation = self._median("encoder_spread")
         if self._seen >= 3 and variation < MIN_VARIATION:
-            yield (
+            yield Problem(
                 "encoder",
+                "dead-encoder",
                 f"dead encoder: its features hardly differ between samples (variation {variation:.1g}); "
                 "check the path under encoders, or pretrain the encoder longer",
             )
@@ -151,15 +174,17 @@ class Health:
         names = self._rows[-1].get("dead")
         if self._seen >= 3 and names:
             some = ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
-            yield (
+            yield Problem(
                 "dead features",
+                "dead-features",
                 f"dead features: {some} are equal for every sample, so their drift is rounding noise; a "
                 "normalization group of one channel causes this: widen the encoder, or set mean_std: false "
                 "in its switches",
             )
         if self._seen >= 3 and self.untrained:
-            yield (
+            yield Problem(
                 "random encoder",
+                "untrained-encoder",
                 f"untrained encoder: all normalization weights of {', '.join(self.untrained)} have their "
                 "initial values, so the encoder is random; pretrain it, or check the path under encoders",
             )
@@ -168,39 +193,43 @@ class Health:
         if len(shares) >= WINDOW:
             encoder, sample = (sum(column) / len(shares) for column in zip(*shares, strict=True))
             if sample > 0.03 and encoder < MIN_CLASS_SHARE * sample:
-                yield (
+                yield Problem(
                     "random encoder",
+                    "untrained-encoder",
                     f"untrained encoder: only {max(encoder, 0):.1%} of the variance of its features lies "
                     f"between classes ({sample:.1%} for the samples themselves), as with random weights; "
                     "check the path under encoders, or pretrain the encoder longer",
                 )
 
-    def _stall(self) -> Iterator[tuple[str, str]]:
+    def _stall(self) -> Iterator[Problem]:
         if len(self._rows) < HISTORY or self._warming() or {"collapse", "spread"} & set(self._active):
             return
         now, past = self._median("diversity"), self._median("diversity", ago=HISTORY - WINDOW)
         if math.isfinite(past) and not 0.5 < now < 2 and abs(math.log(now / past)) < 0.05:
-            yield (
+            yield Problem(
+                "stall",
                 "stall",
                 f"stalled far from equilibrium: within-class diversity stays at {now:.2g} times that of the "
                 "data; raise optim.lr, loss.temperatures or the size of the generator",
             )
 
-    def _initial_weights(self) -> Iterator[tuple[str, str]]:
+    def _initial_weights(self) -> Iterator[Problem]:
         for decay, (share, step) in (self._rows[-1].get("ema_initial_share") or {}).items():
-            yield (
+            yield Problem(
                 f"initial weights {decay}",
+                "initial-weights",
                 f"initial weights in the average: the saved EMA {decay} still holds {share:.0%} of the "
                 f"initial weights, and 5% at step {step:,}; train for longer, lower ema, or start a new run "
                 "with ema_warmup=true",
             )
 
-    def _unreadable(self) -> Iterator[tuple[str, str]]:
+    def _unreadable(self) -> Iterator[Problem]:
         found = self._rows[-1].get("unreadable")
         if found:
             # A kind of its own for each power of 2: images are found one by one, and not each is a warning.
-            yield (
+            yield Problem(
                 f"unreadable {int(found['count']).bit_length()}",
+                "unreadable-images",
                 f"unreadable images: {found['count']:,} left out or replaced by others of their class, such "
                 f"as {found['names'][0]}; repair or remove them",
             )

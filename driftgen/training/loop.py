@@ -51,8 +51,7 @@ class Loop:
         task: the kind of training.
         distributed: the processes that train together.
         view: display of the run.
-        report: called in the main process with the folder every ``output.report_every`` steps and at the
-            end; None for no report.
+        report: called with the folder every ``output.report_every`` steps and at the end, or None.
         name: of the recipe, for the summary.
     """
 
@@ -83,8 +82,8 @@ class Loop:
             with handle_signals(self.request.receive):
                 return self._run()
         except torch.OutOfMemoryError:
-            advice = self.task.memory_advice()
-            raise InputError(f"out of GPU memory after step {self.step}: {advice}") from None
+            message = f"out of GPU memory after step {self.step}: {self.task.memory_advice()}"
+            raise InputError(message, topic="out-of-memory") from None
 
     def _run(self) -> bool:
         self.trackers = Trackers(self.config, self.folder) if self.distributed.is_main else None
@@ -106,11 +105,12 @@ class Loop:
             self._advance(summary)
             if bad == MAX_BAD_STEPS:
                 self._save()
-                raise NotFiniteError(
+                message = (
                     f"{bad} steps in a row, up to step {self.step}, had a gradient that is not finite or "
                     "exploded: the state before them is saved; lower optim.lr, raise optim.warmup or set "
                     "precision=float32"
                 )
+                raise NotFiniteError(message, topic="skipped-steps")
             self._finish_or_stop(partial(self._follow_step, *result), f"the work after step {self.step}")
         complete = self.request.last_step_done = self.step >= self.config.optim.steps
         self._save()

@@ -66,7 +66,9 @@ def name_recipe(argument: str | Path, task: Task = "train") -> NamedRecipe:
     if not expand_user(path).exists() and not is_pattern(text):
         if "/" in text:
             raise InputError(
-                f"{text} does not exist: give a folder of images, a .yaml file, or a name of driftgen recipes"
+                f"{text} does not exist: give a folder of images, a .yaml file, or a name of driftgen "
+                "recipes",
+                topic="not-found",
             )
         return NamedRecipe(argument, (), path.stem)  # load_recipe names the known recipes
     recipe = "folder" if task == "train" else "mae-folder"

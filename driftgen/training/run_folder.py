@@ -44,7 +44,9 @@ def check_run(folder: Path, config: Config, *, override: bool) -> Config:
     path = folder / CONFIG
     if not path.is_file():
         if not is_empty(folder):
-            raise InputError(f"{folder} is not empty and holds no run: use another --out")
+            raise InputError(
+                f"{folder} is not empty and holds no run: use another --out", topic="file-exists"
+            )
         return config
     task, expected = read_mapping(path).get("task", "train"), getattr(config, "task", "train")
     if task != expected:
@@ -56,7 +58,8 @@ def check_run(folder: Path, config: Config, *, override: bool) -> Config:
     if changed and not override:
         raise InputError(
             f"{folder} holds a run of another configuration ({'; '.join(changed[:5])}): "
-            "use another --out, or --override to resume with the new values"
+            "use another --out, or --override to resume with the new values",
+            topic="changed-configuration",
         )
     return config
 

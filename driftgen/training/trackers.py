@@ -95,5 +95,6 @@ def _load(module: str, key: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         raise InputError(
-            f"{key} is set, but its library is missing: pip install 'driftgen[tracking]', or unset it"
+            f"{key} is set, but its library is missing: pip install 'driftgen[tracking]', or unset it",
+            topic="missing-extra",
         ) from None

@@ -54,6 +54,16 @@ def test_the_page_of_a_run(tmp_path):
     assert "τ = 0.02 0.05 τ = 0.2 0.1" in " ".join(charts[0]["text"].split())
 
 
+@pytest.mark.parametrize(("topic", "shown"), [("collapse", 1), ("no-such-topic", 0)])
+def test_a_warning_carries_its_section_of_the_guide(tmp_path, topic, shown):
+    warning = f"collapsed: all samples are nearly identical; lower optim.lr (driftgen explain {topic})"
+    page = Page(write_report(write_run(tmp_path / "run", rows=[row(10), row(20, warnings=[warning])])))
+    (text,) = page.texts("div", class_="warning")
+    assert "What to do: Lower optim.lr." in text
+    assert "explain" not in text
+    assert text.count("PyTorch's default initialization shrinks the signal") == shown
+
+
 def test_automatic_choices_are_listed_with_their_reasons(tmp_path):
     folder = write_run(tmp_path / "run")
     before = Page(write_report(folder))

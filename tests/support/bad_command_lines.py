@@ -59,6 +59,7 @@ LINES = {
         "page": "digits --out page --runtime runtime",
         "serve": "missing --port 0 --device cpu",
         "report": "missing",
+        "explain": "collapse",
         "eval": "digits --data digits --encoder pixels --samples 70 --out eval --device cpu",
         "neighbors": "digits --data digits --samples 10 --out neighbors --device cpu",
         "ablate": "antisymmetry --list",

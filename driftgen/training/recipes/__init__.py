@@ -169,7 +169,8 @@ def _find(name_or_path: str | Path) -> Path:
     hint = f"did you mean {near[0]}? " if near else ""
     raise InputError(
         f"recipe {str(name_or_path)!r} is not known: {hint}choose from {', '.join(packaged)}, "
-        "or give a path to a .yaml file"
+        "or give a path to a .yaml file",
+        topic="unknown-name",
     )
 
 

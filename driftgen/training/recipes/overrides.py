@@ -34,7 +34,7 @@ def change(
     section, kinds = _section(annotation), _kinds(annotation)
     if section is not None:
         if key not in section.model_fields:
-            raise InputError(_not_known(root, section, at, key, rest))
+            raise InputError(_not_known(root, section, at, key, rest), topic="unknown-name")
         record = dict(old) if isinstance(old, Mapping) else {}
         field = section.model_fields[key]
         inner = record.get(key, field.get_default(call_default_factory=True))
