@@ -174,8 +174,8 @@ def test_names_are_chosen_exactly_or_by_a_part():
 
 
 def test_some_odd_command_lines():
-    counts = run_search(bad_command_lines.search, 600, 1, cases=3)
-    assert counts.tried == 3
+    counts = run_search(bad_command_lines.search, 600, 1, cases=2)
+    assert counts.tried == 2
     assert not counts.faults, "\n".join(map(str, counts.faults))
 
 

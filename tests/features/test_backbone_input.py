@@ -89,4 +89,4 @@ def test_without_transformers(tmp_path, monkeypatch):
         lambda: Backbone.resnet50(tmp_path / "weights.pth"),
         lambda: Backbone.from_convnext((1,), (8,)),
     ):
-        fails(call, r"^Backbone needs transformers: pip install 'driftgen\[encoders\]'$")
+        fails(call, r"(?m)^Backbone needs transformers: pip install 'driftgen\[encoders\]'$")

@@ -373,7 +373,8 @@ def test_the_command_exports_a_packaged_model_and_refuses_to_replace_it(tmp_path
     before = out.read_bytes()
     again = here("export", "digits", out, "--format", "pt2")
     assert again.returncode == 2
-    assert again.stderr.strip() == f"driftgen: error: {out} exists already: choose another file"
+    message = f"{out} exists already: choose another file (driftgen explain file-exists)"
+    assert again.stderr.strip() == f"driftgen: error: {message}"
     assert out.read_bytes() == before
 
 

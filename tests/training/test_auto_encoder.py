@@ -144,7 +144,7 @@ def test_the_command_names_the_recipe_that_belongs_to_the_run(recipe, pretrainin
     """Also where the folder of the encoder has a name of its own."""
     config = load_recipe(recipe, ["data.path=c.npz", "encoders.0.path=runs/mine"])
     command = f"driftgen pretrain {pretraining} --set data.path=c.npz --out runs/mine"
-    with pytest.raises(InputError, match=f"Train it first: {command}$"):
+    with pytest.raises(InputError, match=f"(?m)Train it first: {command}$"):
         check_encoder_paths(config)
 
 

@@ -24,7 +24,7 @@ def two(tmp_path):
 def passed_over(checkpoints, reason, good=1):
     assert step_of(checkpoints.load()) == good
     (line,) = checkpoints.damaged
-    assert line == f"step-00000002 is damaged ({reason}): skipped"
+    assert line == f"step-00000002 is damaged ({reason}): skipped (driftgen explain damaged-file)"
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -165,5 +165,6 @@ def test_memory_advice_comes_from_the_task(tmp_path):
         def compute_gradient(self, step):
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    with pytest.raises(dg.InputError, match=r"^out of GPU memory after step 0: use --set observations=3$"):
+    message = r"(?m)^out of GPU memory after step 0: use --set observations=3$"
+    with pytest.raises(dg.InputError, match=message):
         train_actions(tmp_path / "r", Full)
