@@ -35,6 +35,7 @@ EXTRAS = {
         ("gymnasium", "gym_pusht", "zarr", "h5py", "imageio"), "robot policies: PushT, demonstrations, videos"
     ),
     "onnx": Extra(("onnx", "onnxruntime", "onnxscript"), "export of models to ONNX"),
+    "studio": Extra(("gradio",), "the studio, a page to sample, watch and train"),
     "tracking": Extra(("tensorboard", "wandb"), "experiment tracking"),
     "dev": Extra(("pytest", "hypothesis", "mypy", "ruff"), "tests and checks"),
 }

@@ -14,6 +14,7 @@ from driftgen.cli.evaluate import evaluate
 from driftgen.cli.help_format import App
 from driftgen.cli.neighbors_command import neighbors
 from driftgen.cli.report_command import report
+from driftgen.cli.studio_command import studio
 from driftgen.errors import InputError
 from driftgen.support.lost_process import LostProcessError, is_lost_process
 
@@ -66,6 +67,7 @@ app.command()(report)
 app.command("eval")(evaluate)
 app.command()(neighbors)
 app.command()(studies.ablate)
+app.command()(studio)
 app.add_typer(models.convert, name="convert")
 app.add_typer(policies.policy, name="policy")
 app.add_typer(bench, name="bench")
