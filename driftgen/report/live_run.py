@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from driftgen.report.chart import make_chart
@@ -10,7 +11,7 @@ from driftgen.report.comparison_page import compared_charts, compared_table, fol
 from driftgen.report.curves import run_panels
 from driftgen.report.page import render
 from driftgen.report.run_files import RunFiles
-from driftgen.report.run_page import describe_run, evaluation_rows, read_frames, read_real
+from driftgen.report.run_page import Frame, describe_run, evaluation_rows, read_frames, read_real
 
 __all__ = ["show_comparison", "show_run"]
 
@@ -23,7 +24,6 @@ def show_run(run: RunFiles, state: str, commands: dict[str, str]) -> str:
         state: whether it goes on, in words.
         commands: what to type, by purpose.
     """
-    frames = read_frames(run, 1)
     return render(
         "fragments/run.html",
         title=run.name,
@@ -33,7 +33,7 @@ def show_run(run: RunFiles, state: str, commands: dict[str, str]) -> str:
         notes=run.notes,
         warnings=run.warnings(),
         unreadable=run.unreadable(),
-        frame=frames[-1] if frames else None,
+        frame=_newest(run),
         what="Reconstructions" if run.pretrains else "Newest samples",
         real=read_real(run),
         charts=[make_chart(panel) for panel in run_panels(run.header, run.rows)],
@@ -48,9 +48,9 @@ def show_comparison(runs: Sequence[RunFiles]) -> str:
     names = folder_names(runs)
     samples: list[dict[str, Any]] = []
     for color, (name, run) in enumerate(zip(names, runs, strict=True)):
-        frames = read_frames(run, 1)
-        if frames:
-            samples.append({"name": name, "color": color % 8, "frame": frames[-1]})
+        frame = _newest(run)
+        if frame is not None:
+            samples.append({"name": name, "color": color % 8, "frame": frame})
     return render(
         "fragments/comparison.html",
         names=names,
@@ -61,3 +61,9 @@ def show_comparison(runs: Sequence[RunFiles]) -> str:
         charts=compared_charts(names, runs),
         differences=compared_table([run.options() for run in runs], all_rows=False),
     )
+
+
+def _newest(run: RunFiles) -> Frame | None:
+    """Return the sheet of the last step; None if there is none, or if it is being written."""
+    frames = read_frames(replace(run, sheets=dict(list(run.sheets.items())[-1:])))
+    return frames[0] if frames else None

@@ -32,6 +32,26 @@ MOST_WAITING = 200  # events of all pages together
 FONT = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif")
 MONOSPACE = ("ui-monospace", "SFMono-Regular", "Menlo", "DejaVu Sans Mono", "monospace")
 
+# Contrasts of at least 4.5, in light and dark.
+COLORS = {
+    "block_info_text_color": "*neutral_600",
+    "block_info_text_color_dark": "*neutral_300",
+    "block_label_text_color": "*neutral_700",
+    "block_label_text_color_dark": "*neutral_200",
+    "block_title_text_color": "*neutral_700",
+    "block_title_text_color_dark": "*neutral_200",
+    "body_text_color_subdued": "*neutral_600",
+    "body_text_color_subdued_dark": "*neutral_300",
+    "input_placeholder_color": "*neutral_600",
+    "input_placeholder_color_dark": "*neutral_300",
+    "button_primary_background_fill": "*primary_700",
+    "button_primary_background_fill_hover": "*primary_800",
+    "button_primary_background_fill_dark": "*primary_700",
+    "button_primary_background_fill_hover_dark": "*primary_600",
+    "button_large_text_weight": "500",
+    "button_large_text_size": "*text_md",
+}
+
 
 class Address:
     """Where the studio listens, and the token that a browser needs; None on this machine alone."""
@@ -143,7 +163,7 @@ def build_page(gr: Any, workshop: Workshop) -> Any:
 def _launch(gr: Any, page: Any, workshop: Workshop, address: Address) -> None:
     theme = gr.themes.Base(
         primary_hue="blue", neutral_hue="slate", font=FONT, font_mono=MONOSPACE, radius_size="md"
-    )
+    ).set(**COLORS)
     style = scoped_style(".report") + (files("driftgen.studio") / "studio.css").read_text(encoding="utf-8")
 
     class Middleware:

@@ -35,7 +35,7 @@ def build_policy_tab(gr: Any, tab: Any, workshop: Workshop) -> None:
             )
             go = gr.Button("Roll out", variant="primary", elem_id="roll-out")
         with gr.Column(scale=2, min_width=300):
-            output = gr.HTML(show_message(CHOOSE), elem_id="episode")
+            output = gr.HTML(show_message(CHOOSE), apply_default_css=False, elem_id="episode")
 
     async def open_tab(chosen: str | None) -> tuple[Any, Any]:
         try:

@@ -19,7 +19,7 @@ def build_runs_tab(gr: Any, tab: Any, workshop: Workshop) -> Any:
     with gr.Row():
         run = gr.Dropdown([], label="Run", elem_id="run", min_width=240)
         other = gr.Dropdown([NONE], value=NONE, label="Compare with", elem_id="other-run", min_width=240)
-    output = gr.HTML(show_message("Runs are read when this tab is opened."), elem_id="run-page")
+    output = gr.HTML(show_message("Reading the runs ..."), apply_default_css=False, elem_id="run-page")
     version = gr.State("")
     timer = gr.Timer(SECONDS, active=False)
 
@@ -44,7 +44,7 @@ def build_runs_tab(gr: Any, tab: Any, workshop: Workshop) -> Any:
     inputs, outputs = [run, other, version], [run, other, output, version]
     quiet = {"show_progress": "hidden", "api_visibility": "private"}
     timer.tick(look, inputs, outputs, **quiet)
-    tab.select(look, inputs, outputs, api_visibility="private", show_progress="minimal")
+    tab.select(look, inputs, outputs, **quiet)
     for box in (run, other):
         box.input(look, inputs, outputs, **quiet)
     return timer

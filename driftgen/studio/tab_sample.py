@@ -55,17 +55,18 @@ def build_sample_tab(gr: Any, page: Any, workshop: Workshop) -> None:
                     1, label="Second seed", precision=0, minimum=0, maximum=MOST_SEED, min_width=110
                 )
             generate = gr.Button("Generate", variant="primary", elem_id="generate")
-            with gr.Row():
-                other = gr.Button("New seed", elem_id="new-seed", min_width=110)
-                nearest = gr.Button("Nearest training images", elem_id="nearest", min_width=110)
+            other = gr.Button("Generate with a new seed", elem_id="new-seed")
+            nearest = gr.Button("Nearest training images", elem_id="nearest")
         with gr.Column(scale=3, min_width=300):
-            output = gr.HTML(show_message(WELCOME), elem_id="images")
+            output = gr.HTML(show_message(WELCOME), apply_default_css=False, elem_id="images")
 
     async def start() -> tuple[Any, ...]:
         entries = await workshop.sample("list_models", None)
         first = entries[0].name if entries else None
         choices = [(entry.label, entry.name) for entry in entries]
-        return (gr.Dropdown(choices=choices, value=first), *await _facts(first))
+        facts = await _facts(first)
+        workshop.import_views()
+        return (gr.Dropdown(choices=choices, value=first), *facts)
 
     async def _facts(chosen: str | None) -> tuple[Any, ...]:
         """Return the classes and the guidance of a model, and a sentence if it does not load."""

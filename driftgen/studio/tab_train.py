@@ -21,7 +21,7 @@ def build_train_tab(gr: Any, tab: Any, workshop: Workshop) -> Any:
             data = gr.Dropdown(
                 [],
                 label="Images",
-                info=f"A folder in {workshop.folders.data}, with one folder per class",
+                info=f"A folder in {workshop.folders.data.resolve()}, with one folder per class",
                 allow_custom_value=True,
                 elem_id="data",
             )
@@ -36,8 +36,8 @@ def build_train_tab(gr: Any, tab: Any, workshop: Workshop) -> Any:
                 start = gr.Button("Start training", variant="primary", elem_id="start", min_width=110)
                 stop = gr.Button("Stop", variant="stop", elem_id="stop", min_width=110)
         with gr.Column(scale=2, min_width=300):
-            output = gr.HTML(show_message("Choose a folder of images, then check it."), elem_id="folder")
-            job = gr.HTML("", elem_id="job")
+            output = gr.HTML(show_message("Choose a folder of images, then check it."), apply_default_css=False, elem_id="folder")
+            job = gr.HTML("", apply_default_css=False, elem_id="job")
     shown = gr.State("")
     timer = gr.Timer(SECONDS, active=False)
     inputs = [data, size, name]

@@ -112,7 +112,7 @@ class TrainingJob:
         elif code == 0:
             text = f"{run} is complete."
         elif code == 130:
-            text = f"{run} was stopped, and has saved what it needs: the same command resumes it."
+            text = f"{run} was stopped: the same command resumes it from its last checkpoint."
         elif code is None:
             text = f"{run} does not run any more. Its curves say how far it came; the same command resumes it."
         else:

@@ -52,6 +52,10 @@ class Workshop:
         """Start the process that samples."""
         self._ask("sampler", "Sampler", "list_models", None)
 
+    def import_views(self) -> None:
+        """Import what the other tabs need, in the background, once the page is there."""
+        threading.Thread(target=lambda: (self.runs, self.job), daemon=True).start()
+
     @cached_property
     def runs(self) -> RunView:
         """Reads runs."""
