@@ -41,7 +41,10 @@ KNOWS = {
         *("data", "drift", "evaluation", "features", "generators", "interop", "ops", "report", "support"),
         *("tokenizers", "training"),
     },
-    "studio": set(),
+    "studio": {
+        *("data", "drift", "evaluation", "features", "generators", "interop", "ops", "policy", "report"),
+        *("support", "tokenizers", "training"),
+    },
     "cli": {
         *("bench", "data", "drift", "evaluation", "features", "generators", "interop", "ops", "policy"),
         *("report", "studio", "support", "tokenizers", "training"),

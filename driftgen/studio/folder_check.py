@@ -79,8 +79,8 @@ def check_folder(name: str, folders: ReadableFolders) -> FolderReport:
     if unreadable:
         more = f" and {len(unreadable) - SHOWN_NAMES:,} more" if len(unreadable) > SHOWN_NAMES else ""
         problems.append(
-            f"{len(unreadable):,} of {len(data.labels) + len(unreadable):,} images cannot be read and would be "
-            f"left out: {'; '.join(unreadable[:SHOWN_NAMES])}{more}."
+            f"{len(unreadable):,} of {len(data.labels) + len(unreadable):,} images cannot be read and would "
+            f"be left out: {'; '.join(unreadable[:SHOWN_NAMES])}{more}."
         )
     least, most = min(counts), max(counts)
     smallest = data.class_names[counts.index(least)]

@@ -49,7 +49,7 @@ class PolicyRollouts:
         each = "1 network call" if calls == 1 else f"{calls} network calls"
         outcome = "success" if rollout.success else "no success"
         note = (
-            f"{task.title}, seed {request.seed}: score {rollout.score:.3f}, {outcome} in {rollout.steps} steps; "
-            f"{each} per chunk of actions."
+            f"{task.title}, seed {request.seed}: score {rollout.score:.3f}, {outcome} in {rollout.steps} "
+            f"steps; {each} per chunk of actions."
         )
         return RolloutVideo(video, note)

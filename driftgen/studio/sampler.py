@@ -249,9 +249,7 @@ def _animate(columns: list[list[Image.Image]]) -> bytes:
             frame.paste(image.convert("RGB"), (i * width, 0))
         frames.append(frame.resize((frame.width * zoom, frame.height * zoom), Image.Resampling.NEAREST))
     buffer = io.BytesIO()
-    frames[0].save(
-        buffer, "GIF", save_all=True, append_images=frames[1:], duration=GIF_MILLISECONDS, loop=0
-    )
+    frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:], duration=GIF_MILLISECONDS, loop=0)
     return buffer.getvalue()
 
 

@@ -111,7 +111,7 @@ def check_address(host: str, port: int, token: str | None) -> Address:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except (OSError, UnicodeError, ValueError) as error:
+        except (OSError, TypeError, UnicodeError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise InputError(
                 f"cannot listen on {host[:100]}, port {port} ({reason}): choose another --port or --host"
@@ -131,6 +131,7 @@ def serve(folders: ReadableFolders, address: Address, device: str | None = None)
         try:
             yield workshop
         finally:
+            page.server.force_exit = True  # does not wait for browsers that still listen
             page.close(verbose=False)
     finally:
         workshop.close()

@@ -13,8 +13,8 @@ __all__ = ["build_policy_tab"]
 
 MOST_SEED = 2**31 - 1
 NONE = (
-    "No policy ships with driftgen, and no run holds one yet: train one with driftgen policy train pusht-state, or "
-    "type owner/repository."
+    "No policy ships with driftgen, and no run holds one yet: train one with driftgen policy train "
+    "pusht-state, or type owner/repository."
 )
 CHOOSE = "Choose a policy and a seed: the same seed gives the same episode."
 
@@ -30,9 +30,7 @@ def build_policy_tab(gr: Any, tab: Any, workshop: Workshop) -> None:
                 allow_custom_value=True,
                 elem_id="policy",
             )
-            seed = gr.Number(
-                100_000, label="Seed of the episode", precision=0, minimum=0, maximum=MOST_SEED
-            )
+            seed = gr.Number(100_000, label="Seed of the episode", precision=0)
             go = gr.Button("Roll out", variant="primary", elem_id="roll-out")
         with gr.Column(scale=2, min_width=300):
             output = gr.HTML(show_message(CHOOSE), apply_default_css=False, elem_id="episode")

@@ -26,7 +26,7 @@ def build_runs_tab(gr: Any, tab: Any, workshop: Workshop) -> Any:
     def look(chosen: str | None, second: str | None, before: str) -> tuple[Any, ...]:
         names = workshop.runs.names()
         if not names:
-            text = f"There is no run in {workshop.folders.runs} yet: start one on the Train tab, or type driftgen train"
+            text = f"There is no run in {workshop.folders.runs} yet: start one on the Train tab."
             return gr.Dropdown(choices=[], value=None), gr.skip(), show_message(text), ""
         first = chosen if chosen in names else names[0]
         second = second if second in names else None

@@ -48,12 +48,8 @@ def build_sample_tab(gr: Any, page: Any, workshop: Workshop) -> None:
             )
             number = gr.Slider(1, MOST_IMAGES, 16, step=1, label="Number of images or rows")
             with gr.Row():
-                seed = gr.Number(
-                    0, label="Seed", precision=0, minimum=0, maximum=MOST_SEED, min_width=110, elem_id="seed"
-                )
-                second = gr.Number(
-                    1, label="Second seed", precision=0, minimum=0, maximum=MOST_SEED, min_width=110
-                )
+                seed = gr.Number(0, label="Seed", precision=0, min_width=110, elem_id="seed")
+                second = gr.Number(1, label="Second seed", precision=0, min_width=110)
             generate = gr.Button("Generate", variant="primary", elem_id="generate")
             other = gr.Button("Generate with a new seed", elem_id="new-seed")
             nearest = gr.Button("Nearest training images", elem_id="nearest")

@@ -36,7 +36,11 @@ def build_train_tab(gr: Any, tab: Any, workshop: Workshop) -> Any:
                 start = gr.Button("Start training", variant="primary", elem_id="start", min_width=110)
                 stop = gr.Button("Stop", variant="stop", elem_id="stop", min_width=110)
         with gr.Column(scale=2, min_width=300):
-            output = gr.HTML(show_message("Choose a folder of images, then check it."), apply_default_css=False, elem_id="folder")
+            output = gr.HTML(
+                show_message("Choose a folder of images, then check it."),
+                apply_default_css=False,
+                elem_id="folder",
+            )
             job = gr.HTML("", apply_default_css=False, elem_id="job")
     shown = gr.State("")
     timer = gr.Timer(SECONDS, active=False)

@@ -96,8 +96,8 @@ class TrainingJob:
                 raise InputError("no training runs that could be stopped")
             os.kill(record["pid"], signal.SIGINT)
             return state._replace(
-                text=f"{state.run} has been asked to stop: it saves a checkpoint and the model first. Press Stop "
-                "again to end it without saving."
+                text=f"{state.run} has been asked to stop: it saves a checkpoint and the model first. Press "
+                "Stop again to end it without saving."
             )
 
     def state(self) -> JobState:
@@ -114,7 +114,9 @@ class TrainingJob:
         elif code == 130:
             text = f"{run} was stopped: the same command resumes it from its last checkpoint."
         elif code is None:
-            text = f"{run} does not run any more. Its curves say how far it came; the same command resumes it."
+            text = (
+                f"{run} does not run any more. Its curves say how far it came; the same command resumes it."
+            )
         else:
             text = f"{run} ended with exit code {code}: the last lines say why."
         return JobState(running, text, record["command"], run, log)

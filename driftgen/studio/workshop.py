@@ -101,5 +101,3 @@ def whole(name: str, value: object, low: int, high: int) -> int:
     if not low <= number <= high:
         raise InputError(f"{name} is {number}: give an integer from {low} to {high}")
     return number
-
-

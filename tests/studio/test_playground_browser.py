@@ -5,34 +5,13 @@ import time
 import pytest
 
 from driftgen.studio.playground_page import PLAYGROUND
+from tests.support.browser_checks import CONTRASTS, SIZES, UNNAMED
 from tools.chromium import chromium_path, open_chromium
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(chromium_path() is None, reason="needs chromium: apt-get install chromium"),
 ]
-
-SIZES = {"desktop": (1360, 860), "phone": (390, 844)}
-# Contrast of each text with the nearest opaque background, by WCAG's formula.
-CONTRASTS = """() => {
-  const parse = (color) => (color.match(/[\\d.]+/g) ?? []).map(Number);
-  const light = ([r, g, b]) => {
-    const [x, y, z] = [r, g, b].map((c) => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * x + 0.7152 * y + 0.0722 * z;
-  };
-  const found = [];
-  for (const node of document.querySelectorAll("body *")) {
-    const own = [...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
-    if (!own || !node.checkVisibility() || node.matches("script, option, :disabled")) continue;
-    let behind = node;
-    const color = (element) => parse(getComputedStyle(element).backgroundColor);
-    while (behind.parentElement && (color(behind)[3] ?? 1) === 0) behind = behind.parentElement;
-    const back = color(behind);
-    const [a, b] = [light(parse(getComputedStyle(node).color)), light(back)].sort((p, q) => q - p);
-    found.push([node.textContent.trim().slice(0, 30), (a + 0.05) / (b + 0.05)]);
-  }
-  return found;
-}"""
 
 
 @pytest.fixture(scope="module")
@@ -270,13 +249,7 @@ def test_text_is_readable_and_fits(visit, size, scheme, tmp_path):
     assert not {text: ratio for text, ratio in texts if ratio < 4.5}
     assert len(texts) > 60
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    unnamed = page.evaluate(
-        """[...document.querySelectorAll('button, input, select, canvas')]
-        .filter((node) => node.checkVisibility())
-        .filter((node) => !(node.innerText || node.ariaLabel || node.labels?.length))
-        .map((node) => node.outerHTML)"""
-    )
-    assert unnamed == []
+    assert page.evaluate(UNNAMED) == []
 
 
 def test_drawing_by_touch_on_a_phone(visit):

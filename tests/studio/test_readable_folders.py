@@ -22,7 +22,9 @@ def test_paths_below_both_folders(folders):
     assert folders.check_tree(folders.runs / "a") == folders.runs / "a"
 
 
-@pytest.mark.parametrize("name", ["..", "../secret", "a/../../secret", "/etc", "~", "/", "../runs2", "a/../.."])
+@pytest.mark.parametrize(
+    "name", ["..", "../secret", "a/../../secret", "/etc", "~", "/", "../runs2", "a/../.."]
+)
 def test_paths_elsewhere_are_refused(folders, name):
     (folders.runs.parent / "runs2").mkdir()
     for find in (folders.run, folders.dataset):

@@ -33,7 +33,15 @@ def ask(path="/", method="GET", token=None, query=b"", app=None, kind="http", **
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/config", "/theme.css", "/assets/index.js", "/static/x.js", "/gradio_api/queue/data", "/download/x"],
+    [
+        "/",
+        "/config",
+        "/theme.css",
+        "/assets/index.js",
+        "/static/x.js",
+        "/gradio_api/queue/data",
+        "/download/x",
+    ],
 )
 def test_the_page_and_its_calls_pass(path):
     assert ask(path)[2] == "passed"

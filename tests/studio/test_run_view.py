@@ -39,7 +39,7 @@ def test_a_run_shows_its_curves_and_the_command_to_resume(folders):
     html = view.show("old")
     for text in (
         *("Raw drift per temperature", "τ = 0.05", "Spread and within-class diversity", "Samples per second"),
-        *("Stopped.", "run the same command again", "driftgen train digits --out runs/old", "No warnings"),
+        *("Stopped.", "run the same command again", "driftgen train digits --out runs/old", "No warnings so far"),
     ):
         assert text in html
     add_row(folder, step=20, seconds=1.0, drift=[0.1, 0.2, 0.3], warnings=["collapse: all equal; lower lr"])
@@ -47,7 +47,9 @@ def test_a_run_shows_its_curves_and_the_command_to_resume(folders):
     html = view.show("old")
     for text in ("Complete.", "driftgen sample", "FID", "12.5"):
         assert text in html
-    add_row(folder, step=20, drift=[0.1, 0.2, 0.3], warnings=["collapse: all samples are equal; lower optim.lr"])
+    add_row(
+        folder, step=20, drift=[0.1, 0.2, 0.3], warnings=["collapse: all samples are equal; lower optim.lr"]
+    )
     html = view.show("old")
     assert "All samples are equal." in html
     assert "Lower optim.lr." in html

@@ -150,7 +150,9 @@ def test_more_images_need_the_memory_of_one_batch(sampler, monkeypatch):
     pipe, sizes = sampler._pipeline("digits"), []
     forward = pipe.generator.forward
     monkeypatch.setattr(
-        pipe.generator, "forward", lambda noise, *rest: sizes.append(len(noise.gaussian)) or forward(noise, *rest)
+        pipe.generator,
+        "forward",
+        lambda noise, *rest: sizes.append(len(noise.gaussian)) or forward(noise, *rest),
     )
     assert len(sampler.sample(SampleRequest("digits", number=64)).files) == 64
     assert sizes == [BATCH] * 4
@@ -192,7 +194,9 @@ def test_models_that_do_not_load_are_one_line(sampler, folders, tmp_path):
 def test_training_images_elsewhere_are_not_shown(sampler, folders, tmp_path):
     folder = add_run(folders)
     text = (folder / "config.yaml").read_text()
-    (folder / "config.yaml").write_text(text.replace("kind: digits", "kind: images").replace("path: null", "path: /etc"))
+    (folder / "config.yaml").write_text(
+        text.replace("kind: digits", "kind: images").replace("path: null", "path: /etc")
+    )
     fails(lambda: sampler.nearest(SampleRequest(str(folder), number=1)), "leads outside")
     (folder / "config.yaml").unlink()
     fails(lambda: sampler.nearest(SampleRequest(str(folder), number=1)), "are not here")

@@ -73,7 +73,7 @@ def test_a_process_keeps_its_object(process):
 
 
 def test_errors_of_a_process_are_one_line(process):
-    with pytest.raises(InputError, match="^give a number$"):
+    with pytest.raises(InputError, match=r"^give a number$"):
         process.call("refuse", "give a number")
     with pytest.raises(InputError, match="ask for fewer images"):
         process.call("exhaust", None)
@@ -83,10 +83,9 @@ def test_errors_of_a_process_are_one_line(process):
 
 
 def test_errors_that_nobody_foresaw_are_printed(capsys):
-    try:
+    with pytest.raises(KeyError) as caught:
         raise KeyError("two\nlines")
-    except KeyError as error:
-        assert "\n" not in _describe(error)
+    assert "\n" not in _describe(caught.value)
     assert "test_service.py" in capsys.readouterr().err
 
 

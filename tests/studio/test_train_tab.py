@@ -20,7 +20,16 @@ from driftgen.studio.training_job import TrainingJob
 from tests.support.helpers import fails
 from tests.support.studio_folders import add_photos, make_folders, smooth_photos
 
-QUICK = "--set batch.generated=4 --set batch.positives=4 --set batch.unconditional=2 --device cpu".split()
+QUICK = [
+    "--set",
+    "batch.generated=4",
+    "--set",
+    "batch.positives=4",
+    "--set",
+    "batch.unconditional=2",
+    "--device",
+    "cpu",
+]
 
 
 @pytest.fixture
@@ -150,5 +159,3 @@ def test_the_cost_of_a_run_is_estimated(folders):
         assert word in text
     assert not plan.out.exists()
     fails(lambda: measure_cost(TrainCommand(("train", "no-such-recipe"), folders.runs)), "no-such-recipe")
-
-
