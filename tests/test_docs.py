@@ -53,7 +53,16 @@ def test_results_say_where_they_come_from():
 
 @pytest.mark.parametrize(
     "folder",
-    ["collapse-digits", "loss-cpu", "loss-h200", "playground", "speed-cpu", "speed-h200", "step-h200"],
+    [
+        "collapse-digits",
+        "loss-cpu",
+        "loss-h200",
+        "playground",
+        "speed-cpu",
+        "speed-h200",
+        "step-h200",
+        "studio",
+    ],
 )
 def test_measurements_say_where_they_come_from(folder):
     for path in (ROOT / "results" / folder).glob("*.json"):

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from tools.records import Results, fill, markdown, select
 
-__all__ = ["earlier_versions", "identifiability", "initialization", "performance", "playground", "readme"]
+__all__ = [
+    "earlier_versions",
+    "identifiability",
+    "initialization",
+    "performance",
+    "playground",
+    "readme",
+    "studio",
+]
 
 TIME_AND_MEMORY = "{seconds:.3f s}, {peak_bytes:.0f GiB}"
 
@@ -167,6 +175,32 @@ def playground(results: Results) -> str:
     ]
     where = fill("{browser}; {hardware}, load average {load_average}; {evaluator}: `{command}`.", record)
     return f"{markdown(('', 'script per frame', 'steps per second'), cells)}\n\n{where}"
+
+
+def studio(results: Results) -> str:
+    """Time to the first image, and many requests at once."""
+    record = results.load("studio/studio.json")
+    start, many = record["figures"]["start"], record["figures"]["concurrent"]
+    one, all_ = (many[key]["sampling process"] for key in ("peak_mb_after_one_request", "peak_mb_after_all"))
+    rows = [
+        ("first image after the start of the command", fill("{seconds_to_first_image:.1f} s", start)),
+        (
+            "CPU time until then: page, sampling process",
+            fill("{cpu_seconds[server]:.1f} s, {cpu_seconds[sampling process]:.1f} s", start),
+        ),
+        (
+            fill("{requests} requests for {images_per_request} images at once", many),
+            fill("{answered} answered in {seconds:.1f} s", many),
+        ),
+        ("largest shift of an answer from the order of arrival", fill("{largest_shift_in_order}", many)),
+        ("peak memory of the sampling process, after one request and after all", f"{one:.0f}, {all_:.0f} MB"),
+    ]
+    where = fill(
+        "{hardware}, load average {load}; {evaluator}: `{command}`.",
+        record,
+        load=start["load_average_before"],
+    )
+    return f"{markdown(('', 'measured'), rows)}\n\n{where}"
 
 
 def earlier_versions(results: Results) -> str:

@@ -52,6 +52,7 @@ TABLES: dict[str, Table] = {
     "many-gpus": cluster_estimate.table,  # docs/scaling.md
     "reliability": reliability_table.table,  # docs/reliability.md
     "playground": document_tables.playground,  # docs/playground.md
+    "studio": document_tables.studio,  # docs/studio.md
     "gallery": gallery.gallery,  # results/README.md
     "earlier-versions": document_tables.earlier_versions,  # results/README.md
     "identifiability": document_tables.identifiability,  # results/identifiability/README.md

@@ -68,9 +68,7 @@ def check_folder(name: str, folders: ReadableFolders) -> FolderReport:
 
     What training would refuse raises the same error.
     """
-    path = folders.dataset(name)
-    if path.is_dir():
-        folders.check_tree(path)
+    path = folders.check_tree(folders.dataset(name))
     data = open_images(Data(path=str(path), size=SIZE, workers=0))
     data.close()
     counts = torch.bincount(data.labels.cpu(), minlength=len(data.class_names)).tolist()

@@ -42,7 +42,7 @@ def _without_type_stubs() -> Iterator[None]:
             raise OSError("no stub is wanted")
         return known(thing)
 
-    inspect.getfile = getfile
+    inspect.getfile = getfile  # type: ignore[assignment]
     try:
         yield
     finally:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from driftgen.data.config import Data
 from driftgen.data.images import RealData
+from driftgen.data.locate import locate
 from driftgen.errors import InputError
 from driftgen.evaluation.encoders import load_encoder
 from driftgen.evaluation.neighbors import CosineNeighbors
@@ -85,7 +86,8 @@ class Sampler:
         labels = _labels(pipe, request, min(request.number, SHOWN_SAMPLES))
         pixels = pipe(labels, guidance=request.guidance, seed=request.seed, output="numpy")
         images = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
-        data = self._training_images(request.model, pipe, tuple(images.shape[1:]))
+        _, channels, height, width = images.shape
+        data = self._training_images(request.model, pipe, (channels, height, width))
         try:
             return _compare(images, [_name(pipe, label) for label in labels], data)
         finally:
@@ -151,9 +153,9 @@ class Sampler:
         if data is None:
             raise InputError(f"the training images of {model} are not here, so nothing can be compared")
         if data.path is not None:
-            self.folders.check_tree(Path(data.path)) if Path(data.path).is_dir() else self.folders.check(
-                Path(data.path)
-            )
+            place = locate(data.path)
+            for path in place.files or (place.path,):
+                self.folders.check_tree(path)
         return open_in_shape(data.model_copy(update={"workers": 0}), shape)
 
 
@@ -188,7 +190,7 @@ def _name(pipe: DriftPipeline, label: int) -> str:
 
 def _noise(pipe: DriftPipeline, count: int, seed: int) -> Noise:
     pipe.check(seed=seed)
-    noise = pipe.generator.sample_noise(count, torch.Generator().manual_seed(seed))  # type: ignore[operator]
+    noise = pipe.generator.sample_noise(count, torch.Generator().manual_seed(seed))
     if not isinstance(noise, Noise):
         raise InputError("this generator has noise of its own kind: there is no walk between two of them")
     return noise.to(pipe.device)

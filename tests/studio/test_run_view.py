@@ -39,7 +39,12 @@ def test_a_run_shows_its_curves_and_the_command_to_resume(folders):
     html = view.show("old")
     for text in (
         *("Raw drift per temperature", "τ = 0.05", "Spread and within-class diversity", "Samples per second"),
-        *("Stopped.", "run the same command again", "driftgen train digits --out runs/old", "No warnings so far"),
+        *(
+            "Stopped.",
+            "run the same command again",
+            "driftgen train digits --out runs/old",
+            "No warnings so far",
+        ),
     ):
         assert text in html
     add_row(folder, step=20, seconds=1.0, drift=[0.1, 0.2, 0.3], warnings=["collapse: all equal; lower lr"])
