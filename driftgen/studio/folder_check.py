@@ -133,4 +133,5 @@ def measure_cost(command: TrainCommand) -> str:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         raise InputError(last.removeprefix("driftgen: error: "))
-    return done.stdout.strip()
+    # An encoder that is pretrained first has rows of its own, which begin in the same way.
+    return done.stdout.strip().replace("\ntime ", "\n\ntime ")

@@ -80,13 +80,15 @@ def build_sample_tab(gr: Any, page: Any, workshop: Workshop) -> None:
         chosen, names, alpha, first_seed, last_seed, count, shown = values
         if not isinstance(alpha, int | float):
             raise InputError(f"guidance is {alpha!r}: give a number")
+        if not isinstance(names, list | None):
+            raise InputError(f"classes are {names!r}: give a list of names")
         return SampleRequest(
             model=str(chosen or ""),
             classes=tuple(str(name) for name in names or ()),
             guidance=float(alpha),
             seed=whole("seed", first_seed, 0, MOST_SEED),
             number=whole("number", count, 1, MOST_IMAGES),
-            mode=MODES.get(shown, "samples"),  # type: ignore[arg-type]
+            mode=MODES.get(str(shown), "samples"),  # type: ignore[arg-type]
             second_seed=whole("second seed", last_seed, 0, MOST_SEED),
         )
 

@@ -49,7 +49,7 @@ def build_train_tab(gr: Any, tab: Any, workshop: Workshop) -> Any:
     def planned(chosen: str | None, how_large: str, run: str) -> Any:
         from driftgen.studio.folder_check import train_command
 
-        return train_command(chosen or "", how_large, run or "", workshop.folders)
+        return train_command(str(chosen or ""), str(how_large), str(run or ""), workshop.folders)
 
     def open_tab() -> tuple[Any, ...]:
         from driftgen.studio.folder_check import list_datasets
@@ -67,7 +67,7 @@ def build_train_tab(gr: Any, tab: Any, workshop: Workshop) -> Any:
         from driftgen.studio.folder_check import check_folder
 
         try:
-            return show_folder(chosen or "", check_folder(chosen or "", workshop.folders))
+            return show_folder(str(chosen), check_folder(str(chosen or ""), workshop.folders))
         except (InputError, OSError) as error:
             return say_errors(error)
 

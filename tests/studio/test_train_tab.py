@@ -158,4 +158,7 @@ def test_the_cost_of_a_run_is_estimated(folders):
     for word in ("time", "memory", "disk", "two steps were run, nothing was written"):
         assert word in text
     assert not plan.out.exists()
-    fails(lambda: measure_cost(TrainCommand(("train", "no-such-recipe"), folders.runs)), "no-such-recipe")
+
+
+def test_an_estimate_that_fails_is_one_line(folders):
+    fails(lambda: measure_cost(TrainCommand(("train", "--no-such"), folders.runs)), "^No such option")
