@@ -160,7 +160,6 @@ def test_odd_values_are_answered_in_a_sentence_or_refused(studio):
             assert answer is None or 'role="alert"' in answer
         studio.call("train", value, "tiny", value)
     assert not (studio.place / "runs" / ".studio").exists()  # nothing was started
-        )
     for body in ("", "{", "[]", '{"data": 1}', '{"data": []}'):
         kind = {"Content-Type": "application/json"}
         assert studio.request("POST", "/gradio_api/call/sample", body, **kind)[0] in (200, 400, 422, 500)
