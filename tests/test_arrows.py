@@ -42,8 +42,11 @@ KNOWS = {
         *("data", "drift", "evaluation", "features", "generators", "interop", "ops", "report", "support"),
         *("tokenizers", "training"),
     },
-    "studio": {"interop", "support"},
     "serve": {"features", "generators", "interop", "ops", "policy", "support", "tokenizers"},
+    "studio": {
+        *("data", "drift", "evaluation", "features", "generators", "interop", "ops", "policy", "report"),
+        *("support", "tokenizers", "training"),
+    },
     "cli": {
         *("bench", "data", "drift", "evaluation", "features", "generators", "interop", "ops", "policy"),
         *("report", "serve", "studio", "support", "tokenizers", "training"),

@@ -62,6 +62,7 @@ def test_results_say_where_they_come_from():
         "speed-cpu",
         "speed-h200",
         "step-h200",
+        "studio",
     ],
 )
 def test_measurements_say_where_they_come_from(folder):

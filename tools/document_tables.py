@@ -12,6 +12,7 @@ __all__ = [
     "performance",
     "playground",
     "readme",
+    "studio",
 ]
 
 TIME_AND_MEMORY = "{seconds:.3f s}, {peak_bytes:.0f GiB}"
@@ -194,6 +195,32 @@ def browser(results: Results) -> str:
     heads = ("", "model.onnx", "per image", "frame of a walk", "largest difference", "of pixels, 0 to 255")
     where = fill("{browser}; {hardware}, load average {load_average}; ", record)
     return f"{markdown(heads, cells)}\n\n{where}{record['evaluator']}: `{record['command']}`."
+
+
+def studio(results: Results) -> str:
+    """Time to the first image, and many requests at once."""
+    record = results.load("studio/studio.json")
+    start, many = record["figures"]["start"], record["figures"]["concurrent"]
+    one, all_ = (many[key]["sampling process"] for key in ("peak_mb_after_one_request", "peak_mb_after_all"))
+    rows = [
+        ("first image after the start of the command", fill("{seconds_to_first_image:.1f} s", start)),
+        (
+            "CPU time until then: page, sampling process",
+            fill("{cpu_seconds[server]:.1f} s, {cpu_seconds[sampling process]:.1f} s", start),
+        ),
+        (
+            fill("{requests} requests for {images_per_request} images at once", many),
+            fill("{answered} answered in {seconds:.1f} s", many),
+        ),
+        ("largest shift of an answer from the order of arrival", fill("{largest_shift_in_order}", many)),
+        ("peak memory of the sampling process, after one request and after all", f"{one:.0f}, {all_:.0f} MB"),
+    ]
+    where = fill(
+        "{hardware}, load average {load}; {evaluator}: `{command}`.",
+        record,
+        load=start["load_average_before"],
+    )
+    return f"{markdown(('', 'measured'), rows)}\n\n{where}"
 
 
 def earlier_versions(results: Results) -> str:

@@ -106,6 +106,12 @@ PICTURES = (
         width=80,
     ),
     Picture(
+        "studio/runs-desktop.png",
+        "**The studio** ([what it does](../docs/studio.md)): the Runs tab, with a short run on digits.",
+        "studio/studio.json",
+        width=60,
+    ),
+    Picture(
         "identifiability/identifiability.png",
         "**When does zero drift mean p = q?** The paper's appendix in numbers; "
         "[its page](identifiability/README.md) explains the panels.",

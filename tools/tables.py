@@ -58,6 +58,7 @@ TABLES: dict[str, Table] = {
     "reliability": reliability_table.table,  # docs/reliability.md
     "playground": document_tables.playground,  # docs/playground.md
     "browser": document_tables.browser,  # docs/browser.md
+    "studio": document_tables.studio,  # docs/studio.md
     "gallery": gallery.gallery,  # results/README.md
     "earlier-versions": document_tables.earlier_versions,  # results/README.md
     "identifiability": document_tables.identifiability,  # results/identifiability/README.md

@@ -17,6 +17,7 @@ from driftgen.cli.neighbors_command import neighbors
 from driftgen.cli.page_command import page
 from driftgen.cli.report_command import report
 from driftgen.cli.serve_command import serve
+from driftgen.cli.studio_command import studio
 from driftgen.errors import InputError, explained
 from driftgen.support.lost_process import LostProcessError, is_lost_process
 
@@ -72,6 +73,7 @@ app.command()(explain)
 app.command("eval")(evaluate)
 app.command()(neighbors)
 app.command()(studies.ablate)
+app.command()(studio)
 app.add_typer(models.convert, name="convert")
 app.add_typer(policies.policy, name="policy")
 app.add_typer(bench, name="bench")

@@ -15,7 +15,7 @@ from driftgen.report.run_page import FRAMES, read_frames, read_real, write_repor
 from driftgen.report.toy_page import read_toy, write_toy_page
 from driftgen.support.atomic_write import make_folder
 
-__all__ = ["write_comparison", "write_reports"]
+__all__ = ["compared_charts", "compared_table", "folder_names", "write_comparison", "write_reports"]
 
 PAGE = "comparison.html"
 MISSING = "—"
@@ -52,7 +52,7 @@ def write_reports(folders: Sequence[Path], out: Path | None = None) -> Path:
 
 def write_comparison(runs: Sequence[RunFiles], out: Path) -> Path:
     """Write the page that compares runs and return its path."""
-    names = _names(runs)
+    names = folder_names(runs)
     samples = []
     for color, (name, run) in enumerate(zip(names, runs, strict=True)):
         frames = read_frames(run, max(LEAST_FRAMES, FRAMES // len(runs)))
@@ -65,9 +65,9 @@ def write_comparison(runs: Sequence[RunFiles], out: Path) -> Path:
         "summary": True,
         "warnings": warnings,
         "samples": samples,
-        "charts": _charts(names, runs),
-        "differences": _table([run.options() for run in runs], all_rows=False),
-        "environment": _table(environments),
+        "charts": compared_charts(names, runs),
+        "differences": compared_table([run.options() for run in runs], all_rows=False),
+        "environment": compared_table(environments),
         "commands": {n: c for n, c in zip(names, found, strict=True) if isinstance(c, str) and c},
     }
     contents = {"summary": "Summary"}
@@ -87,14 +87,14 @@ def write_comparison(runs: Sequence[RunFiles], out: Path) -> Path:
         contents=contents,
         origin="from the files of the runs",
         names=names,
-        facts=_table([run.facts() for run in runs]),
+        facts=compared_table([run.facts() for run in runs]),
         reals=_reals(names, runs),
         notes=[f"{name}: {note}" for name, run in zip(names, runs, strict=True) for note in run.notes],
         **values,
     )
 
 
-def _names(runs: Sequence[RunFiles]) -> list[str]:
+def folder_names(runs: Sequence[RunFiles]) -> list[str]:
     """Return the names of the folders, with as many parents as tell equal names apart."""
     parts = [run.folder.resolve().parts for run in runs]
     for depth in range(1, max(map(len, parts)) + 1):
@@ -104,7 +104,7 @@ def _names(runs: Sequence[RunFiles]) -> list[str]:
     raise AssertionError("folders are different")
 
 
-def _charts(names: Sequence[str], runs: Sequence[RunFiles]) -> list[Chart]:
+def compared_charts(names: Sequence[str], runs: Sequence[RunFiles]) -> list[Chart]:
     """Return one chart per quantity, with a curve for each run that has it.
 
     A panel of several curves, such as one per temperature, becomes a chart for each.
@@ -140,7 +140,7 @@ def _reals(names: Sequence[str], runs: Sequence[RunFiles]) -> list[dict[str, Any
     return reals
 
 
-def _table(columns: Sequence[Mapping[str, str]], all_rows: bool = True) -> dict[str, list[str]]:
+def compared_table(columns: Sequence[Mapping[str, str]], all_rows: bool = True) -> dict[str, list[str]]:
     """Return the rows of a table of several mappings; without ``all_rows`` those with different values."""
     keys = dict.fromkeys(key for column in columns for key in column)
     rows = {key: [column.get(key, MISSING) for column in columns] for key in keys}

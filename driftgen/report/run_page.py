@@ -18,7 +18,15 @@ from driftgen.training.metrics_file import read_metrics
 from driftgen.training.previews import NEAREST, REAL
 from driftgen.training.run_folder import SAMPLES
 
-__all__ = ["Frame", "read_frames", "read_metrics", "read_real", "write_report"]
+__all__ = [
+    "Frame",
+    "describe_run",
+    "evaluation_rows",
+    "read_frames",
+    "read_metrics",
+    "read_real",
+    "write_report",
+]
 
 FRAMES = 24  # maximum number of sheets of a timeline
 FRAME_WIDTH, SHEET_WIDTH, CELL_WIDTH = 640, 1200, 128  # maximum widths in pixels
@@ -56,7 +64,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
         "unreadable": run.unreadable() if run.unreadable()[0] else None,
         "frames": frames,
         "nearest": nearest,
-        "evaluation": _evaluation(run.evaluation),
+        "evaluation": evaluation_rows(run.evaluation),
         "charts": charts,
         "toy": toy,
         "facts": run.facts(),
@@ -78,7 +86,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
         out or folder / "report.html",
         "run.html",
         title=f"Run {run.name}",
-        subtitle=_subtitle(run),
+        subtitle=describe_run(run),
         contents={key: text for name, (key, text) in sections.items() if values[name]},
         origin=f"from the files in {run.name}",
         tiles=run.tiles(),
@@ -127,7 +135,8 @@ def _nearest(run: RunFiles) -> tuple[list[list[Cell]], str]:
     return [cells[i : i + sheet.columns] for i in range(0, len(cells), sheet.columns)], sheet.note
 
 
-def _subtitle(run: RunFiles) -> str:
+def describe_run(run: RunFiles) -> str:
+    """Return the kind of a run, its recipe and its step, in one line."""
     kind = "Policy" if run.is_policy else "Masked autoencoder" if run.pretrains else "One-step generator"
     recipe, about = run.header.get("recipe"), run.config.get("about")
     parts = [kind]
@@ -155,7 +164,7 @@ def _sample_text(run: RunFiles, frames: int) -> str:
     return text
 
 
-def _evaluation(record: Mapping[str, Any]) -> dict[str, Any] | None:
+def evaluation_rows(record: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the text and the figures of ``evaluation.json``."""
     figures, bars = record.get("figures"), record.get("bars")
     rows = {str(k): format_value(v) for k, v in figures.items()} if isinstance(figures, dict) else {}

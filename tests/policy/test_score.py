@@ -9,7 +9,6 @@ import torch
 from PIL import Image
 
 from driftgen import InputError
-from driftgen.generators import PolicyNetwork
 from driftgen.policy import policy_loading, score
 from driftgen.policy.drifting_policy import DriftingPolicy
 from driftgen.policy.latency import measure_latency
@@ -18,6 +17,7 @@ from driftgen.policy.rollout import RandomPolicy, Rollout, run_rollouts
 from driftgen.policy.score import evaluate_policies, score_table, summarize
 from driftgen.policy.score_files import run_policy_evaluation
 from driftgen.policy.videos import choose_rollouts
+from tests.support.small_policy import save_small_policy
 
 SHORT = {"episodes": 3, "max_steps": 12, "processes": 1}
 
@@ -271,14 +271,7 @@ def test_the_last_checkpoints_of_a_run(tmp_path, monkeypatch):
 @pytest.fixture
 def saved(tmp_path):
     """The folder of a small policy of PushT with random weights."""
-    state = {"low": [0.0] * 20, "high": [512.0] * 20}
-    network = PolicyNetwork(
-        {"observation.state": (20,)},
-        2,
-        {"action": {"low": [0.0, 0.0], "high": [512.0, 512.0]}, "observation.state": state},
-        options={"widths": [16], "groups": 4, "kernel_size": 3},
-    )
-    return DriftingPolicy(network).save_pretrained(tmp_path / "policy")
+    return save_small_policy(tmp_path / "policy")
 
 
 def test_a_saved_policy_is_scored_and_watched(here, saved, tmp_path):

@@ -63,6 +63,7 @@ LINES = {
         "eval": "digits --data digits --encoder pixels --samples 70 --out eval --device cpu",
         "neighbors": "digits --data digits --samples 10 --out neighbors --device cpu",
         "ablate": "antisymmetry --list",
+        "studio": "--device missing",
         "convert official": "missing converted",
         "convert to-official": "missing converted",
         "convert shards": "digits converted",

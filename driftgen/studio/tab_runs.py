@@ -1,0 +1,50 @@
+"""The Runs tab."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from driftgen.errors import InputError
+from driftgen.studio.tab_html import show_message
+from driftgen.studio.workshop import Workshop, say_errors
+
+__all__ = ["build_runs_tab"]
+
+SECONDS = 2.0  # between two looks at the files
+NONE = "(none)"
+
+
+def build_runs_tab(gr: Any, tab: Any, workshop: Workshop) -> Any:
+    """Add the tab to a page and return its timer, which runs while the tab is shown."""
+    with gr.Row():
+        run = gr.Dropdown([], label="Run", elem_id="run", min_width=240)
+        other = gr.Dropdown([NONE], value=NONE, label="Compare with", elem_id="other-run", min_width=240)
+    output = gr.HTML(show_message("Reading the runs ..."), apply_default_css=False, elem_id="run-page")
+    version = gr.State("")
+    timer = gr.Timer(SECONDS, active=False)
+
+    def look(chosen: str | None, second: str | None, before: str) -> tuple[Any, ...]:
+        names = workshop.runs.names()
+        if not names:
+            text = f"There is no run in {workshop.folders.runs} yet: start one on the Train tab."
+            return gr.Dropdown(choices=[], value=None), gr.skip(), show_message(text), ""
+        first = chosen if chosen in names else names[0]
+        second = second if second in names else None
+        shown = [first] if second is None else [first, second]
+        now = f"{names} {workshop.runs.version(*shown)}"
+        if now == before:
+            return gr.skip(), gr.skip(), gr.skip(), gr.skip()
+        try:
+            html = workshop.runs.show(first) if second is None else workshop.runs.compare(first, second)
+        except (InputError, OSError) as error:
+            html = say_errors(error)
+        choices = gr.Dropdown(choices=[NONE, *names], value=second or NONE)
+        return gr.Dropdown(choices=names, value=first), choices, html, now
+
+    inputs, outputs = [run, other, version], [run, other, output, version]
+    quiet = {"show_progress": "hidden", "api_visibility": "private"}
+    timer.tick(look, inputs, outputs, **quiet)
+    tab.select(look, inputs, outputs, **quiet)
+    for box in (run, other):
+        box.input(look, inputs, outputs, **quiet)
+    return timer

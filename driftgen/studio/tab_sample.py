@@ -1,0 +1,120 @@
+"""The Sample tab."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from driftgen.errors import InputError
+from driftgen.studio.downloads import file_name
+from driftgen.studio.requests_and_answers import MOST_IMAGES, SampleRequest
+from driftgen.studio.tab_html import show_message, show_pictures
+from driftgen.studio.workshop import Workshop, say_errors, whole
+
+__all__ = ["build_sample_tab"]
+
+MOST_SEED = 2**31 - 1
+MODES = {
+    "Images": "samples",
+    "Same noise, several guidance values": "guidance",
+    "Walk between two noises": "walk",
+}
+WELCOME = "Choose a model and press Generate: every image takes one network call."
+
+
+def build_sample_tab(gr: Any, page: Any, workshop: Workshop) -> None:
+    """Add the tab to a page."""
+    with gr.Row():
+        with gr.Column(scale=1, min_width=280):
+            model = gr.Dropdown(
+                [],
+                label="Model",
+                info="A shipped model, a run, or a name on the Hugging Face Hub: owner/repository",
+                allow_custom_value=True,
+                elem_id="model",
+            )
+            classes = gr.Dropdown(
+                [],
+                label="Classes",
+                info="None: all in turn",
+                multiselect=True,
+                allow_custom_value=True,
+                elem_id="classes",
+            )
+            mode = gr.Radio(list(MODES), value="Images", label="Show", elem_id="mode")
+            guidance = gr.Slider(
+                1, 8, 1, step=0.1, label="Guidance", info="1 is none; more is closer to the class"
+            )
+            number = gr.Slider(1, MOST_IMAGES, 16, step=1, label="Number of images or rows")
+            with gr.Row():
+                seed = gr.Number(0, label="Seed", precision=0, min_width=110, elem_id="seed")
+                second = gr.Number(1, label="Second seed", precision=0, min_width=110)
+            generate = gr.Button("Generate", variant="primary", elem_id="generate")
+            other = gr.Button("Generate with a new seed", elem_id="new-seed")
+            nearest = gr.Button("Nearest training images", elem_id="nearest")
+        with gr.Column(scale=3, min_width=300):
+            output = gr.HTML(show_message(WELCOME), apply_default_css=False, elem_id="images")
+
+    async def start() -> tuple[Any, ...]:
+        entries = await workshop.sample("list_models", None)
+        first = entries[0].name if entries else None
+        choices = [(entry.label, entry.name) for entry in entries]
+        facts = await _facts(first)
+        workshop.import_views()
+        return (gr.Dropdown(choices=choices, value=first), *facts)
+
+    async def _facts(chosen: str | None) -> tuple[Any, ...]:
+        """Return the classes and the guidance of a model, and a sentence if it does not load."""
+        try:
+            facts = await workshop.sample("describe", chosen or "")
+        except InputError as error:
+            return gr.Dropdown(choices=[], value=[]), gr.skip(), say_errors(error)
+        return (
+            gr.Dropdown(choices=list(facts.classes), value=[]),
+            gr.Slider(value=facts.guidance),
+            show_message(WELCOME),
+        )
+
+    def request(values: tuple[Any, ...]) -> SampleRequest:
+        chosen, names, alpha, first_seed, last_seed, count, shown = values
+        if not isinstance(alpha, int | float):
+            raise InputError(f"guidance is {alpha!r}: give a number")
+        if not isinstance(names, list | None):
+            raise InputError(f"classes are {names!r}: give a list of names")
+        return SampleRequest(
+            model=str(chosen or ""),
+            classes=tuple(str(name) for name in names or ()),
+            guidance=float(alpha),
+            seed=whole("seed", first_seed, 0, MOST_SEED),
+            number=whole("number", count, 1, MOST_IMAGES),
+            mode=MODES.get(str(shown), "samples"),  # type: ignore[arg-type]
+            second_seed=whole("second seed", last_seed, 0, MOST_SEED),
+        )
+
+    async def answer(method: str, values: tuple[Any, ...]) -> str:
+        try:
+            asked = request(values)
+            pictures = await workshop.sample(method, asked)
+        except (InputError, OSError) as error:
+            return say_errors(error)
+        name = f"{file_name(Path(asked.model).name).strip('-') or 'model'}-seed-{asked.seed}"
+        return show_pictures(pictures, name, workshop.downloads)
+
+    async def sample(*values: Any) -> str:
+        return await answer("sample", values)
+
+    async def compare(*values: Any) -> str:
+        return await answer("nearest", values)
+
+    inputs = [model, classes, guidance, seed, second, number, mode]
+    # One at a time: gradio keeps the order of arrival within a queue.
+    queue = {"concurrency_limit": 1, "concurrency_id": "sampling"}
+    shown = [model, classes, guidance, output]
+    page.load(start, None, shown, show_progress="hidden", api_visibility="private")
+    # Not `change`, which also follows the answer to `load`.
+    model.input(_facts, model, shown[1:], api_visibility="private")
+    generate.click(sample, inputs, output, api_name="sample", **queue)
+    nearest.click(compare, inputs, output, api_name="nearest", **queue)
+    renewed = other.click(lambda: random.randrange(MOST_SEED), None, seed, api_visibility="private")
+    renewed.then(sample, inputs, output, api_visibility="private", **queue)

@@ -1,0 +1,107 @@
+"""The Train tab."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from driftgen.errors import InputError
+from driftgen.studio.tab_html import show_folder, show_job, show_message, show_text
+from driftgen.studio.workshop import Workshop, say_errors
+
+__all__ = ["build_train_tab"]
+
+SECONDS = 2.0
+SIZES = ("auto", "tiny", "small", "base")
+
+
+def build_train_tab(gr: Any, tab: Any, workshop: Workshop) -> Any:
+    """Add the tab to a page and return its timer, which runs while the tab is shown."""
+    with gr.Row():
+        with gr.Column(scale=1, min_width=280):
+            data = gr.Dropdown(
+                [],
+                label="Images",
+                info=f"A folder in {workshop.folders.data.resolve()}, with one folder per class",
+                allow_custom_value=True,
+                elem_id="data",
+            )
+            size = gr.Radio(list(SIZES), value="auto", label="Size", info="auto fits this machine")
+            name = gr.Textbox("", label="Name of the run", placeholder="that of the folder", max_length=100)
+            check = gr.Button("Check the images", elem_id="check")
+            cost = gr.Button("Estimate time and memory", elem_id="cost")
+            command = gr.Textbox(
+                "", label="Command", lines=2, interactive=False, buttons=["copy"], elem_id="command"
+            )
+            with gr.Row():
+                start = gr.Button("Start training", variant="primary", elem_id="start", min_width=110)
+                stop = gr.Button("Stop", variant="stop", elem_id="stop", min_width=110)
+        with gr.Column(scale=2, min_width=300):
+            output = gr.HTML(
+                show_message("Choose a folder of images, then check it."),
+                apply_default_css=False,
+                elem_id="folder",
+            )
+            job = gr.HTML("", apply_default_css=False, elem_id="job")
+    shown = gr.State("")
+    timer = gr.Timer(SECONDS, active=False)
+    inputs = [data, size, name]
+
+    def planned(chosen: str | None, how_large: str, run: str) -> Any:
+        from driftgen.studio.folder_check import train_command
+
+        return train_command(str(chosen or ""), str(how_large), str(run or ""), workshop.folders)
+
+    def open_tab() -> tuple[Any, ...]:
+        from driftgen.studio.folder_check import list_datasets
+
+        html = show_job(workshop.job.state())
+        return gr.Dropdown(choices=list_datasets(workshop.folders)), html, html
+
+    def describe(*values: Any) -> str:
+        try:
+            return str(planned(*values).text)
+        except (InputError, OSError):
+            return ""
+
+    def look(chosen: str | None) -> str:
+        from driftgen.studio.folder_check import check_folder
+
+        try:
+            return show_folder(str(chosen), check_folder(str(chosen or ""), workshop.folders))
+        except (InputError, OSError) as error:
+            return say_errors(error)
+
+    def estimate(*values: Any) -> str:
+        from driftgen.studio.folder_check import measure_cost
+
+        try:
+            return show_text("Estimate from two steps", measure_cost(planned(*values)))
+        except (InputError, OSError) as error:
+            return say_errors(error)
+
+    def begin(*values: Any) -> str:
+        try:
+            return show_job(workshop.job.start(planned(*values)))
+        except (InputError, OSError) as error:
+            return say_errors(error)
+
+    def end() -> str:
+        try:
+            return show_job(workshop.job.stop())
+        except (InputError, OSError) as error:
+            return say_errors(error)
+
+    def watch(before: str) -> tuple[Any, Any]:
+        html = show_job(workshop.job.state())
+        return (gr.skip(), gr.skip()) if html == before else (html, html)
+
+    hidden = {"api_visibility": "private"}
+    tab.select(open_tab, None, [data, job, shown], **hidden)
+    for box in inputs:
+        box.change(describe, inputs, command, show_progress="hidden", **hidden)
+    check.click(look, data, output, api_name="check")
+    cost.click(estimate, inputs, output, api_name="estimate", concurrency_limit=1)
+    start.click(begin, inputs, job, api_name="train")
+    stop.click(end, None, job, api_name="stop")
+    timer.tick(watch, shown, [job, shown], show_progress="hidden", **hidden)
+    return timer

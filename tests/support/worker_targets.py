@@ -1,0 +1,26 @@
+"""Objects for a worker process, in a module that imports nothing large."""
+
+import os
+
+from driftgen.errors import InputError
+
+
+class Target:
+    def __init__(self, start=0):
+        self.count = start
+
+    def add(self, number):
+        self.count += number
+        return self.count
+
+    def refuse(self, text):
+        raise InputError(text)
+
+    def fail(self, text):
+        raise KeyError(text)
+
+    def exhaust(self, _):
+        raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes")
+
+    def die(self, code):
+        os._exit(code)
