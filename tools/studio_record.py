@@ -161,6 +161,7 @@ def _pictures(folder: str) -> dict[str, str]:
             page.wait_for_function("document.querySelector('#model input')?.value.includes('digits')")
             page.click("#generate")
             page.wait_for_selector("#images .grid img")
+            page.evaluate("scrollTo(0, 0)")
             page.wait_for_timeout(500)
             with atomic_write(OUT / f"sample-{name}.png") as scratch:
                 page.screenshot(path=scratch)

@@ -53,7 +53,7 @@ def build_sample_tab(gr: Any, page: Any, workshop: Workshop) -> None:
             generate = gr.Button("Generate", variant="primary", elem_id="generate")
             other = gr.Button("Generate with a new seed", elem_id="new-seed")
             nearest = gr.Button("Nearest training images", elem_id="nearest")
-        with gr.Column(scale=3, min_width=300):
+        with gr.Column(scale=3, min_width=300, elem_id="results"):
             output = gr.HTML(show_message(WELCOME), apply_default_css=False, elem_id="images")
 
     async def start() -> tuple[Any, ...]:

@@ -94,7 +94,7 @@ def test_kernels(data):
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_kernels_for_longer(data):
     pytest.importorskip("triton")

@@ -75,6 +75,9 @@ def choose(page, box, text):
 def test_sample_every_way(visit):
     page = visit()
     generate(page, 16)
+    # The button is low on the page, and the images are in view beside it.
+    first = page.locator("#images .grid img").first.bounding_box()
+    assert 0 <= first["y"] < SIZES["desktop"][1] - first["height"]
     assert re.fullmatch(
         r"16 images: 1 network call each, [\d.]+ ms per image on cpu\.", page.inner_text("#images .cost")
     )
