@@ -27,7 +27,7 @@ Body = Callable[[int], Any]  # of request i
 
 @dataclass
 class Load:
-    """What became of the requests of a measurement.
+    """Outcomes of the requests of a measurement.
 
     Attributes:
         seconds: from the first request to the last answer.

@@ -27,7 +27,7 @@ Parts = Sequence[tuple[int, int, int]]
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What to serve, and how it is computed.
+    """The served model, and options of its computation.
 
     Attributes:
         model: packaged name, saved model, run, artifact, ``owner/repository`` or ``hf://name``.

@@ -22,7 +22,7 @@ SIZES = [float(2**i) for i in range(13)]
 
 
 class ServiceMetrics(Collector):
-    """What happened since the start, and what is the case when someone asks."""
+    """Prometheus collector: counters since the start, and the state of the queue when it is read."""
 
     def __init__(self, batcher: Batcher, model: ModelProcess) -> None:
         self.batcher, self.model = batcher, model

@@ -54,7 +54,7 @@ COLORS = {
 
 
 class Address:
-    """Where the studio listens, and the token that a browser needs; None on this machine alone."""
+    """Host and port of the studio, and the token that a browser needs; None on this machine alone."""
 
     def __init__(self, host: str, port: int, token: str | None) -> None:
         self.host, self.port, self.token = host, port, token
