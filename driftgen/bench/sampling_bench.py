@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 MODES = ("eager", "compiled", "graph", "fp8", "pipeline", "stream")
+LARGEST_BATCH = 2**31 - 1
 STREAMED = 8  # batches of one call: the host draws noise and copies results while the GPU computes
 Network = dit.DiT | unet.UNet2D
 
@@ -75,8 +76,8 @@ def check_sampling(
         if preset not in dit.PRESETS and preset not in unet.PRESETS:
             raise unknown_name("preset", preset, [*dit.PRESETS, *unet.PRESETS])
     for batch in batches:
-        if batch < 1:
-            raise InputError(f"batch={batch} must be at least 1")
+        if not 1 <= batch <= LARGEST_BATCH:
+            raise InputError(f"batch={batch} must be from 1 to {LARGEST_BATCH:,}")
     for mode in modes:
         if mode not in MODES:
             raise unknown_name("mode", mode, MODES)

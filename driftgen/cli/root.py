@@ -30,6 +30,8 @@ OUT_OF_MEMORY = (
     "out of memory",
     "Storage size calculation overflowed",
 )
+# In messages of torch for integers that 64 bits do not hold.
+TOO_LARGE = ("Overflow when unpacking", "Python int too large", "value cannot be converted to type int64_t")
 
 app = App(
     help="Drifting Models: one-step generators that map noise to a sample in one network call.",
@@ -109,6 +111,8 @@ def _describe(error: Exception) -> str | None:
     if isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY):
         message = f"out of memory ({_first_line(error) or 'MemoryError'}): lower the sizes"
         return explained(message, "out-of-memory")
+    if isinstance(error, OverflowError) or any(text in str(error) for text in TOO_LARGE):
+        return f"a number is too large ({_first_line(error)}): lower it"
     # The class of usage errors differs between versions of typer and click; all have this method.
     usage = getattr(error, "format_message", None)
     if usage is not None:

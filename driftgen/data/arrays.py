@@ -115,7 +115,7 @@ def from_arrays(images: NDArray[Any], labels: NDArray[Any] | None, config: Data)
 def _prepared(
     path: Path, images: NDArray[Any], all_labels: NDArray[np.int64], names: list[str], config: Data
 ) -> ArrayImages:
-    if len(images) == 0:
+    if images.ndim == 0 or len(images) == 0:
         raise InputError(f"{path} holds no images: store at least one", topic="no-images")
     labels, names, chosen = choose(all_labels, names, config)
     pixels = _to_bytes(path, _channels_first(path, images))[chosen]

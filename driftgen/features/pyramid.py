@@ -81,17 +81,18 @@ def patch_statistics(feature_map: Tensor, sizes: Sequence[tuple[int, int]]) -> l
     wide = at_least_float32(feature_map)  # converted once, so that autograd saves a single copy
     b, c, h, w = feature_map.shape
     # Keeping the channels-last memory format makes the results contiguous.
-    channels_last = feature_map.is_contiguous(memory_format=torch.channels_last)
+    channels_last = b > 0 and feature_map.is_contiguous(memory_format=torch.channels_last)
     pairs = []
     for height, width in sizes:
         if channels_last:
             patches = wide.permute(0, 2, 3, 1).reshape(b, h // height, height, w // width, width, c)
             variance, mean = torch.var_mean(patches, (2, 4), correction=0)
             variance, mean = variance.flatten(1, 2), mean.flatten(1, 2)
-        elif wide.device.type == "cpu":
-            # Locations of a patch first: var_mean is a scalar loop on a CPU, up to 20 times as slow.
+        elif wide.device.type == "cpu" or b == 0:
+            # Locations of a patch first: var_mean is a scalar loop on a CPU, up to 20 times as slow, and warns
+            # of too few values if there are no images.
             patches = wide.reshape(b, c, h // height, height, w // width, width).permute(3, 5, 0, 1, 2, 4)
-            patches = patches.reshape(height * width, b, c, -1)
+            patches = patches.reshape(height * width, b, c, (h // height) * (w // width))
             mean = patches.mean(0)
             variance = (patches - mean).square().mean(0)
             variance, mean = variance.mT, mean.mT

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from driftgen.errors import InputError
 from driftgen.policy.episodes import STATE, Episodes
 from driftgen.policy.observation_keys import BLOCKPUSH, PUSHT, ROBOMIMIC, choose_keys, observe
+from driftgen.policy.zarr_chunks import check_chunks
 from driftgen.support.untrusted_files import check_memory, check_regular, read_array, read_arrays, reading
 
 __all__ = ["open_episodes"]
@@ -102,6 +103,7 @@ def _read_zarr(path: Path, wanted: str | None, limit: int | None, subset: str | 
         members = {f"{group}/{name}": root[group][name] for group in root for name in root[group]}
         for name, array in members.items():
             check_memory(f"{path}: {name}", int(np.prod(array.shape, dtype=object)) * array.dtype.itemsize)
+        check_chunks(path, members)
     if "meta/episode_ends" not in members:
         raise InputError(f"{path} has no meta/episode_ends: store the end of each episode there")
     arrays = {key.removeprefix("data/"): a for key, a in members.items() if key.startswith("data/")}

@@ -6,6 +6,7 @@ import torch
 from PIL import Image
 
 from driftgen.data import decode
+from driftgen.data.arrays import from_arrays
 from driftgen.data.images import digits, open_images
 from driftgen.errors import InputError
 from driftgen.training.config import Data
@@ -171,6 +172,10 @@ BAD_ARRAYS = {
     "2 class_names": {"images": GOOD, "labels": np.arange(4), "class_names": np.array(["a", "b"])},
     "cannot be read as an array": {"images": np.array([{"a": 1}], dtype=object)},
 }
+
+
+def test_a_single_number_is_no_image():
+    fails(lambda: from_arrays(np.ones(()), None, Data()), "holds no images")
 
 
 @pytest.mark.parametrize("message", BAD_ARRAYS)

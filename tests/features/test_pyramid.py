@@ -32,6 +32,15 @@ def test_pyramid_switches():
     assert set(feature_pyramid(maps, mean_std=False, patch_sizes=(3,))) == {"f"}
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_pyramid_of_no_images(layout):
+    features = feature_pyramid({"f": torch.zeros(0, 3, 8, 8).to(memory_format=layout)})
+    one = feature_pyramid({"f": torch.zeros(1, 3, 8, 8)})
+    assert {name: (0, *value.shape[1:]) for name, value in one.items()} == {
+        name: tuple(value.shape) for name, value in features.items()
+    }
+
+
 def test_pyramid_of_a_constant_map():
     """A standard deviation of 0 must not have an infinite gradient."""
     feature_map = torch.full((1, 2, 4, 4), 300.0, requires_grad=True)

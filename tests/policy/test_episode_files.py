@@ -5,6 +5,7 @@ import json
 import lzma
 import shutil
 from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -81,6 +82,22 @@ def test_diffusion_policy_zarr(tmp_path, zarr_format):
     assert np.array_equal(image.observations["observation.image"], arrays["img"][:9])
     shutil.make_archive(str(tmp_path / "packed.zarr"), "zip", path)
     assert np.array_equal(open_episodes(tmp_path / "packed.zarr.zip").actions, arrays["action"])
+
+
+@pytest.mark.parametrize(
+    ("start", "header"), [(4, "60030076f1bc8a1b"), (8, "00000000"), (12, "ffffff7f"), (0, "")]
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_blosc_trusts_its_header(tmp_path, start, header, packed):
+    # Sizes of the first case made Blosc end the process where memory is limited.
+    path = write_zarr(tmp_path / "pusht.zarr", pusht_arrays(), ENDS)
+    chunk = path / "data" / "action" / "0.0"
+    content, changed = chunk.read_bytes(), bytes.fromhex(header)
+    chunk.write_bytes(content[:start] + changed + content[start + len(changed) :] if header else content[:9])
+    if packed:
+        path = Path(shutil.make_archive(str(path), "zip", path))
+    with pytest.raises(InputError, match=r"data/action/0\.0 is damaged \(its header"):
+        open_episodes(path)
 
 
 def test_npz_and_the_frames_beside_it(tmp_path):
