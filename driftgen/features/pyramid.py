@@ -89,8 +89,8 @@ def patch_statistics(feature_map: Tensor, sizes: Sequence[tuple[int, int]]) -> l
             variance, mean = torch.var_mean(patches, (2, 4), correction=0)
             variance, mean = variance.flatten(1, 2), mean.flatten(1, 2)
         elif wide.device.type == "cpu" or b == 0:
-            # Locations of a patch first: var_mean is a scalar loop on a CPU, up to 20 times as slow, and warns
-            # of too few values if there are no images.
+            # Locations of a patch first: var_mean is a scalar loop on a CPU, up to 20 times as slow. It also
+            # warns of too few values if there are no images.
             patches = wide.reshape(b, c, h // height, height, w // width, width).permute(3, 5, 0, 1, 2, 4)
             patches = patches.reshape(height * width, b, c, (h // height) * (w // width))
             mean = patches.mean(0)
