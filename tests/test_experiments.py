@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 
-import driftgen as dg
 from tests.support.runs import run
 from tools import experiments, gradient_noise
 from tools.records import Results
@@ -41,35 +40,70 @@ def test_the_table_has_the_guidance_with_the_least_fid(tmp_path):
     assert line == "| wide | width | 2.5M | 61 s | 8.00 at 1.5 | 0.500 | 0.250 | wider is better |"
 
 
-@pytest.fixture
-def groups():
-    torch.manual_seed(0)
-    encoder = dg.features.ResNetMAE(1, 8, blocks=(1, 1)).eval().requires_grad_(False)
-    return gradient_noise.Groups(encoder, torch.randn(24, 1, 8, 8), torch.randn(40, 1, 8, 8) + 1, evaluated=4)
+def test_runs_without_an_evaluation_are_listed_apart(tmp_path):
+    folder = tmp_path / experiments.FOLDER
+    folder.mkdir(parents=True)
+    curve = [{"step": 1000, "samples": 10_000, "ema": {"0.999": {"FID": 58.15}, "0.9998": {"FID": 70.0}}}]
+    record = {
+        "task": "train",
+        "changed": "cooler",
+        "conclusion": "slower",
+        "steps": 2000,
+        "samples": 1_280_000,
+        "samples_per_second": 15500.4,
+        "curve": curve,
+    }
+    (folder / "cool.json").write_text(json.dumps(record))
+    results = Results(tmp_path)
+    line = experiments.comparisons(results).splitlines()[-1]
+    assert line == "| cool | cooler | 58.1 at 0.6M | 10,000 | 15,500 | slower |"
+    assert "cool" not in experiments.generators(results)
 
 
-def test_gradients_are_those_of_the_loss(groups):
-    """The whole group in one call of the loss, with φ of all images in the graph."""
-    torch.manual_seed(0)
-    encoder = dg.features.ResNetMAE(1, 8, blocks=(1, 1)).eval().requires_grad_(False)
-    generated, real = torch.randn(24, 1, 8, 8), torch.randn(40, 1, 8, 8) + 1
-    images = generated.clone().requires_grad_()
-
-    def features(x):
-        return {
-            name: value[None] for name, value in gradient_noise._with_pixels(encoder.features(x), x).items()
-        }
-
-    dg.DriftingLoss()(features(images), features(real)).loss.backward()
-    assert gradient_noise.cosine(groups.gradient(24, 40), images.grad[:4]) > 0.999
+def noisy(mean, noise, count, seed):
+    random = torch.Generator().manual_seed(seed)
+    return (mean + noise * torch.randn(len(mean), generator=random) for _ in range(count))
 
 
-def test_larger_groups_are_less_noisy(groups):
-    whole = groups.gradient(24, 40)
-    small, large = (
-        sum(gradient_noise.cosine(groups.gradient(n, p), whole) for _ in range(8))
-        for n, p in ((6, 6), (20, 36))
+def test_the_statistics_of_known_gradients():
+    """For g = m + σ·n in d dimensions, cos(g, μ) = cos(m, μ) / √(1 + dσ²/‖m‖²)."""
+    d, generator = 4000, torch.Generator().manual_seed(1)
+    truth, other = (torch.randn(d, generator=generator) for _ in range(2))
+    truth, other = truth / truth.norm(), other - (other @ truth) / (truth @ truth) * truth
+    mean = 2 * (0.8 * truth + 0.6 * other / other.norm())
+    reference = gradient_noise.Reference.measure(noisy(truth, 0.1 / d**0.5, 40, 2))
+    found = gradient_noise.compare(noisy(mean, 4 / d**0.5, 40, 3), reference)
+    assert reference.agreement[0] == pytest.approx(1, abs=1e-3)
+    assert found["signal_to_noise"] == pytest.approx(2**2 / 4**2, rel=0.05)
+    assert found["bias"] == pytest.approx(0.8, abs=0.02)
+    assert found["cosine"] == pytest.approx(0.8 / (1 + 4) ** 0.5, abs=0.02)
+
+
+def test_a_noisy_reference_is_corrected_for():
+    d, generator = 4000, torch.Generator().manual_seed(1)
+    truth = torch.randn(d, generator=generator)
+    truth = truth / truth.norm()
+    sharp, blunt = (
+        gradient_noise.Reference.measure(noisy(truth, noise / d**0.5, 40, 2)) for noise in (0.1, 4.0)
     )
-    assert small < large
-    flat = gradient_noise.fine_part(torch.ones(1, 1, 8, 8))
-    assert flat.abs().max() == 0
+    assert blunt.agreement[0] < 0.9
+    a, b = (gradient_noise.compare(noisy(truth, 2 / d**0.5, 40, 3), r)["cosine"] for r in (sharp, blunt))
+    assert b == pytest.approx(a, abs=0.05)
+
+
+def test_gradients_are_those_of_training(tmp_path):
+    """Larger steps are less noisy, and the record names its sizes but no folder."""
+    run(tmp_path / "run", "optim.steps=3")
+    out, said = tmp_path / "noise.json", []
+    small = ["generator.options={hidden_size: 32, depth: 1, style_codebooks: 2}", "encoders=[]"]
+    sets = [word for change in small for word in ("--set", change)]
+    words = ["digits", str(tmp_path / "run"), *sets, "--draws", "8", "--device", "cpu", "--out", str(out)]
+    sizes = ["--reference", "10x16/16/4", "--step", "2x4/4/2", "--step", "10x8/8/2:16"]
+    assert gradient_noise.main([*words, *sizes], said.append) == 0, said
+    record = json.loads(out.read_text())
+    low, high = record["rows"]
+    assert low["cosine"] < high["cosine"]
+    assert (low["classes"], low["vectors"], high["vectors"]) == (2, None, 16)
+    assert str(tmp_path) not in out.read_text()
+    assert gradient_noise.main([*words, "--reference", "10x16", "--step", "2x4/4/2"], said.append) == 2
+    assert "10x64/256/32:16" in said[-1]

@@ -5,7 +5,7 @@
 
 A record holds the configuration and the command of a run, its seed, hardware, samples and seconds, the curve
 of its evaluations, and the rows of ``driftgen eval`` if ``--evaluation`` names its folder. The tables
-``encoders`` and ``generators`` list the records of ``results/cifar10/experiments/``.
+``encoders``, ``generators`` and ``comparisons`` list the records of ``results/cifar10/experiments/``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from driftgen.training.metrics_file import read_metrics
 from driftgen.training.run_folder import CONFIG, METRICS
 from tools.records import Results, fill, markdown
 
-__all__ = ["encoders", "generators", "make_record"]
+__all__ = ["comparisons", "encoders", "generators", "make_record"]
 
 FOLDER = "cifar10/experiments"
 LOCAL = re.compile(r"(?<![\w.])(?:/[\w.\-]+)+/")  # folders of the machine that a run was made on
@@ -88,9 +88,11 @@ def encoders(results: Results) -> str:
 
 
 def generators(results: Results) -> str:
-    """Generators: the row of the guidance with the least FID."""
+    """Generators evaluated by ``driftgen eval``: the row of the guidance with the least FID."""
     rows = []
     for name, record in _records(results, "train"):
+        if "evaluation" not in record:
+            continue
         best = min(record["evaluation"]["rows"], key=lambda row: row["FID"])
         rows.append(
             (
@@ -108,6 +110,23 @@ def generators(results: Results) -> str:
         "run", "settings", "samples", "time", "FID at guidance", "precision", "recall", "conclusion",
     )  # fmt: skip
     return markdown(header, rows)
+
+
+def comparisons(results: Results) -> str:
+    """Runs evaluated only while they trained: FID of the first average at each evaluation."""
+    rows = []
+    for name, record in _records(results, "train"):
+        if "evaluation" in record:
+            continue
+        per_step = record["samples"] / record["steps"]
+        curve = [
+            f"{next(iter(point['ema'].values()))['FID']:.1f} at {point['step'] * per_step / 1e6:.1f}M"
+            for point in record["curve"]
+        ]
+        count = f"{record['curve'][-1]['samples']:,}"
+        rate = f"{record['samples_per_second']:,.0f}"
+        rows.append((name, record["changed"], ", ".join(curve), count, rate, record["conclusion"]))
+    return markdown(("run", "settings", "FID at samples", "FID of", "samples/s", "conclusion"), rows)
 
 
 def _records(results: Results, task: str) -> list[tuple[str, dict[str, Any]]]:

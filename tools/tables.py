@@ -68,6 +68,7 @@ TABLES: dict[str, Table] = {
     "ablations": ablation_tables.summary,  # results/ablations/README.md
     "encoders": experiments.encoders,  # results/cifar10/experiments.md
     "generators": experiments.generators,  # results/cifar10/experiments.md
+    "comparisons": experiments.comparisons,  # results/cifar10/experiments.md
     "policy-spread": policy_tables.spread,  # results/policy/README.md, docs/policies.md
     "serve-load": serve_tables.load,  # docs/serving.md
     "serve-faults": serve_tables.faults,  # docs/serving.md
