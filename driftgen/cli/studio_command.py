@@ -31,6 +31,6 @@ def studio(
     No file outside the two folders can be read through it, and nothing can be
     uploaded. Needs gradio.
     """
-    from driftgen.studio.studio_server import run_studio
+    from driftgen.studio.app.studio_server import run_studio
 
     run_studio(runs, data, host, port, token, device)

@@ -1,1 +1,1 @@
-"""Pages that show the method: the playground."""
+"""Pages that show the method and the models: playground, images in the browser, and the studio."""

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from driftgen.studio.downloads import Downloads
-from driftgen.studio.request_guard import MOST_BYTES, RequestGuard
+from driftgen.studio.app.downloads import Downloads
+from driftgen.studio.app.request_guard import MOST_BYTES, RequestGuard
 
 TOKEN = "a-long-secret-token"
 

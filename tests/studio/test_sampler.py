@@ -12,11 +12,11 @@ from PIL import Image
 
 from driftgen.generators.base import Noise
 from driftgen.pipeline import DriftPipeline
-from driftgen.studio.downloads import Downloads, zip_pictures
+from driftgen.studio.app.downloads import Downloads, zip_pictures
+from driftgen.studio.app.tab_html import show_pictures
 from driftgen.studio.model_list import list_models, list_runs
 from driftgen.studio.requests_and_answers import GUIDANCE_VALUES, Pictures, SampleRequest
 from driftgen.studio.sampler import BATCH, WALK, Sampler, interpolate
-from driftgen.studio.tab_html import show_pictures
 from tests.support.helpers import fails
 from tests.support.studio_folders import add_run, make_folders
 

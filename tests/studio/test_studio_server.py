@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from driftgen.report.page import scoped_style
-from driftgen.studio.gradio_import import import_gradio
-from driftgen.studio.studio_server import check_address, check_folders
+from driftgen.studio.app.gradio_import import import_gradio
+from driftgen.studio.app.studio_server import check_address, check_folders
 from tests.support.helpers import fails
 from tests.support.studio_folders import add_photos, add_run, make_folders
 from tests.support.studio_process import run_studio

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from driftgen.studio.app.tab_html import show_folder, show_job
 from driftgen.studio.folder_check import (
     TrainCommand,
     check_folder,
@@ -15,7 +16,6 @@ from driftgen.studio.folder_check import (
     measure_cost,
     train_command,
 )
-from driftgen.studio.tab_html import show_folder, show_job
 from driftgen.studio.training_job import TrainingJob
 from tests.support.helpers import fails
 from tests.support.studio_folders import add_photos, make_folders, smooth_photos

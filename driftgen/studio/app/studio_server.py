@@ -15,14 +15,14 @@ from urllib.parse import quote
 
 from driftgen.errors import InputError
 from driftgen.report.page import scoped_style
-from driftgen.studio.gradio_import import import_gradio
+from driftgen.studio.app.gradio_import import import_gradio
+from driftgen.studio.app.request_guard import LOCAL_HOSTS, RequestGuard
+from driftgen.studio.app.tab_policy import build_policy_tab
+from driftgen.studio.app.tab_runs import build_runs_tab
+from driftgen.studio.app.tab_sample import build_sample_tab
+from driftgen.studio.app.tab_train import build_train_tab
+from driftgen.studio.app.workshop import Workshop
 from driftgen.studio.readable_folders import ReadableFolders
-from driftgen.studio.request_guard import LOCAL_HOSTS, RequestGuard
-from driftgen.studio.tab_policy import build_policy_tab
-from driftgen.studio.tab_runs import build_runs_tab
-from driftgen.studio.tab_sample import build_sample_tab
-from driftgen.studio.tab_train import build_train_tab
-from driftgen.studio.workshop import Workshop
 from driftgen.support.user_paths import expand_user
 
 __all__ = ["Address", "check_address", "check_folders", "run_studio", "serve"]
@@ -165,7 +165,9 @@ def _launch(gr: Any, page: Any, workshop: Workshop, address: Address) -> None:
     theme = gr.themes.Base(
         primary_hue="blue", neutral_hue="slate", font=FONT, font_mono=MONOSPACE, radius_size="md"
     ).set(**COLORS)
-    style = scoped_style(".report") + (files("driftgen.studio") / "studio.css").read_text(encoding="utf-8")
+    style = scoped_style(".report") + (files("driftgen.studio.app") / "studio.css").read_text(
+        encoding="utf-8"
+    )
 
     class Middleware:
         """Downloads and the guard around gradio's routes, as FastAPI takes them."""

@@ -6,7 +6,7 @@ import base64
 from typing import TYPE_CHECKING
 
 from driftgen.report.page import render
-from driftgen.studio.downloads import Downloads, file_name, zip_pictures
+from driftgen.studio.app.downloads import Downloads, file_name, zip_pictures
 from driftgen.studio.requests_and_answers import Pictures, RolloutVideo
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import zipfile
 from collections import OrderedDict
 from urllib.parse import unquote
 
-from driftgen.studio.request_guard import App, Receive, Scope, Send
+from driftgen.studio.app.request_guard import App, Receive, Scope, Send
 from driftgen.studio.requests_and_answers import Pictures
 
 __all__ = ["Downloads", "zip_pictures"]

@@ -13,10 +13,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from driftgen.errors import InputError
-from driftgen.studio.downloads import Downloads
+from driftgen.studio.app.downloads import Downloads
+from driftgen.studio.app.tab_html import show_message
 from driftgen.studio.readable_folders import ReadableFolders
 from driftgen.studio.service import Service
-from driftgen.studio.tab_html import show_message
 from driftgen.studio.worker_process import WorkerProcess
 
 if TYPE_CHECKING:

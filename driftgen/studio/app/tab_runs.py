@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from driftgen.errors import InputError
-from driftgen.studio.tab_html import show_message
-from driftgen.studio.workshop import Workshop, say_errors
+from driftgen.studio.app.tab_html import show_message
+from driftgen.studio.app.workshop import Workshop, say_errors
 
 __all__ = ["build_runs_tab"]
 

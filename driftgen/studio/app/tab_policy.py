@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from driftgen.errors import InputError
+from driftgen.studio.app.tab_html import show_message, show_video
+from driftgen.studio.app.workshop import Workshop, say_errors, whole
 from driftgen.studio.requests_and_answers import RolloutRequest
-from driftgen.studio.tab_html import show_message, show_video
-from driftgen.studio.workshop import Workshop, say_errors, whole
 
 __all__ = ["build_policy_tab"]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from driftgen.errors import InputError
-from driftgen.studio.downloads import file_name
+from driftgen.studio.app.downloads import file_name
+from driftgen.studio.app.tab_html import show_message, show_pictures
+from driftgen.studio.app.workshop import Workshop, say_errors, whole
 from driftgen.studio.requests_and_answers import MOST_IMAGES, SampleRequest
-from driftgen.studio.tab_html import show_message, show_pictures
-from driftgen.studio.workshop import Workshop, say_errors, whole
 
 __all__ = ["build_sample_tab"]
 
