@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from driftgen.cli.help_format import App
-from driftgen.cli.options import Device, Out
+from driftgen.cli.options import Device, Out, SavedDtype, Tokenizer, Weights
 
 __all__ = ["convert", "export", "sample"]
 
@@ -32,18 +32,13 @@ def sample(
     guidance: Annotated[
         float | None, typer.Option(help="Guidance alpha, 1 (none) or more. Default: the model's own.")
     ] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(help="Weights of a run: ema-0.999, live (without averaging), best. Default: first EMA."),
-    ] = None,
+    weights: Weights = None,
     seed: Annotated[int, typer.Option(help="Seed: image i of a seed is always the same.")] = 0,
     out: Out = Path("runs/samples"),
-    tokenizer: Annotated[
-        str | None, typer.Option(help="SD-VAE that decodes latents: a folder or a hub name.")
-    ] = None,
+    tokenizer: Tokenizer = None,
     latents: Annotated[bool, typer.Option("--latents", help="Write latents instead of images.")] = False,
     device: Device = None,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or as saved.")] = "as saved",
+    dtype: SavedDtype = "as saved",
     batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 32,
     compiled: Annotated[
         bool, typer.Option("--compile", help="Compile the generator: pays off for many images.")
@@ -101,12 +96,8 @@ def export(
     dtype: Annotated[
         str, typer.Option(help="Stored weights: float32, float16 or int8. The graph computes in float32.")
     ] = "float32",
-    weights: Annotated[
-        str | None, typer.Option(help="Weights of a run: ema-0.999, live, best. Default: first EMA.")
-    ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="SD-VAE that decodes latents: a folder or a hub name.")
-    ] = None,
+    weights: Weights = None,
+    tokenizer: Tokenizer = None,
     latents: Annotated[
         bool, typer.Option("--latents", help="Leave out the decoder: the output is latents.")
     ] = False,

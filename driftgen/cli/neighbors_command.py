@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from driftgen.cli.options import Device, Out
+from driftgen.cli.options import Device, Out, Tokenizer
 
 __all__ = ["neighbors"]
 
@@ -48,9 +48,7 @@ def neighbors(
     resize: Annotated[
         bool, typer.Option("--resize", help="Center-crop and resize arrays to the model's images.")
     ] = False,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="SD-VAE that decodes latents: a folder or a hub name.")
-    ] = None,
+    tokenizer: Tokenizer = None,
     out: Out = Path("runs/neighbors"),
     batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 64,
     device: Device = None,

@@ -7,8 +7,14 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Device", "Out", "Seed"]
+__all__ = ["Device", "Out", "SavedDtype", "Seed", "Tokenizer", "Weights"]
 
 Out = Annotated[Path, typer.Option(help="Folder to write to.")]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: the best one available.")]
+SavedDtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, or as saved.")]
+Tokenizer = Annotated[str | None, typer.Option(help="SD-VAE that decodes latents: a folder or a hub name.")]
+Weights = Annotated[
+    str | None,
+    typer.Option(help="Weights of a run: ema-0.999, live (without averaging), best. Default: first EMA."),
+]

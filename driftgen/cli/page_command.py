@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from driftgen.cli.options import Tokenizer, Weights
+
 __all__ = ["page"]
 
 
@@ -30,12 +32,8 @@ def page(
     dtype: Annotated[
         str, typer.Option(help="Stored weights: float32, float16 or int8. The network computes in float32.")
     ] = "float32",
-    weights: Annotated[
-        str | None, typer.Option(help="Weights of a run: ema-0.999, live, best. Default: first EMA.")
-    ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="SD-VAE that decodes latents: a folder or a hub name.")
-    ] = None,
+    weights: Weights = None,
+    tokenizer: Tokenizer = None,
     runtime: Annotated[
         Path | None,
         typer.Option(

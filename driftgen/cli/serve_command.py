@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from driftgen.cli.options import Device
+from driftgen.cli.options import Device, SavedDtype, Tokenizer, Weights
 from driftgen.errors import InputError
 
 __all__ = ["TOKEN", "serve"]
@@ -51,14 +51,10 @@ def serve(
         float,
         typer.Option(help="Seconds of a batch after which the model counts as stuck, and is restarted."),
     ] = 120.0,
-    weights: Annotated[
-        str | None, typer.Option(help="Weights of a run: ema-0.999, live, best. Default: first EMA.")
-    ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="SD-VAE that decodes latents: a folder or a hub name.")
-    ] = None,
+    weights: Weights = None,
+    tokenizer: Tokenizer = None,
     device: Device = None,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or as saved.")] = "as saved",
+    dtype: SavedDtype = "as saved",
     compiled: Annotated[
         bool,
         typer.Option("--compile", help="Compile the generator: the start takes a minute per batch size."),
