@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from driftgen.cli.options import Device, Seed
+from driftgen.cli.options import Device, SavedDtype, Seed
 from driftgen.errors import InputError
 
 __all__ = ["evaluate"]
@@ -46,7 +46,7 @@ def evaluate(
         Path | None, typer.Option(help="Folder of the result; resumes. Default: runs/eval/NAME.")
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Images generated at a time.")] = 250,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or as saved.")] = "as saved",
+    dtype: SavedDtype = "as saved",
     size: Annotated[int | None, typer.Option(help="With stats: crop and resize files to this side.")] = None,
     channels: Annotated[int, typer.Option(help="With stats: 1 (gray) or 3 (color).")] = 3,
     fast: Annotated[
@@ -54,6 +54,9 @@ def evaluate(
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Accept statistics of another evaluator, unknown weights.")
+    ] = False,
+    card: Annotated[
+        bool, typer.Option("--card", help="Write the figures on the card (README.md) of the model.")
     ] = False,
     device: Device = None,
 ) -> None:
@@ -83,6 +86,11 @@ def evaluate(
         "batch_size": batch_size,
     }
     switches: dict[str, Any] = {"fast": fast, "force": force, "dtype": dtype}
+    if card:
+        from driftgen.report.evaluated_card import card_folder, write_evaluation
+
+        place = card_folder(what[0])
+        switches["on_result"] = lambda pipe, record: print(write_evaluation(place, pipe.generator, record))
     try:
         run_evaluation(what[0], data, encoder, out, device, command, **options, **switches)
     except KeyboardInterrupt:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from driftgen.errors import InputError
+from driftgen.interop.saved_config import CARD
 from driftgen.support.download import download, first_line, is_repository
 
 __all__ = ["RELEASED", "RELEASE_REPOSITORY", "fetch", "is_hub_name", "upload"]
@@ -58,6 +59,10 @@ def upload(folder: Path, repository: str, **options: Any) -> str:
 
     message, private = options.pop("message", "Upload a driftgen model"), options.pop("private", None)
     api = HfApi(**options)
+    card = folder / CARD
+    if card.is_file():
+        text = card.read_text(encoding="utf-8").replace('"this/folder"', f'"{repository}"')
+        card.write_text(text, encoding="utf-8")
     try:
         api.create_repo(repository, private=private, exist_ok=True)
         api.upload_folder(repo_id=repository, folder_path=folder, commit_message=message)

@@ -12,6 +12,7 @@ import driftgen
 __all__ = ["describe_generator", "model_card"]
 
 SHOWN_CLASSES = 3  # of more than one too many
+APART = ("license", "evaluation")  # entries of a model's source that are not in the list of its origin
 
 _GENERATOR = """import driftgen as dg
 
@@ -43,14 +44,20 @@ def model_card(
     source: Mapping[str, Any],
     guidance: float,
 ) -> str:
-    """Return the text of the card, with the metadata block that the Hugging Face Hub reads."""
+    """Return the text of the card, with the metadata block that the Hugging Face Hub reads.
+
+    ``source["license"]`` and ``source["evaluation"]`` have places of their own. An evaluation has the entries
+    ``columns``, ``rows`` (of cells) and ``about``.
+    """
     what, tag = _KINDS[kind]
     usage = _USAGE[kind].format(guidance=guidance)
     rows = "\n".join(f"| {key} | {value} |" for key, value in options.items())
-    origin = "".join(f"- {key}: {value}\n" for key, value in source.items()) or "- not recorded\n"
+    told = {key: value for key, value in source.items() if key not in APART}
+    origin = "".join(f"- {key}: {value}\n" for key, value in told.items()) or "- not recorded\n"
+    licensed = f"license: {_line(source['license'])}\n" if source.get("license") else ""
     return f"""---
 library_name: driftgen
-tags:
+{licensed}tags:
 - drifting-models
 - {tag}
 ---
@@ -63,13 +70,30 @@ tags:
 {usage}
 ```
 
-Origin of the weights:
+{_evaluation(source.get("evaluation"))}Origin of the weights:
 
 {origin}
 | option | value |
 |---|---|
 {rows}
 """
+
+
+def _evaluation(facts: Any) -> str:
+    """Return the section of an evaluation; empty without one, or if another program wrote something else."""
+    try:
+        cells = [[_line(cell) for cell in row] for row in (facts["columns"], *facts["rows"])]
+        about = _line(facts["about"], 600)
+    except (KeyError, TypeError):
+        return ""
+    lines = [f"| {' | '.join(row)} |" for row in cells]
+    return "\n".join(
+        ["Evaluation:", "", lines[0], "|" + "---|" * len(cells[0]), *lines[1:], "", about, "", ""]
+    )
+
+
+def _line(value: Any, longest: int = 100) -> str:
+    return " ".join(str(value).replace("|", " ").split())[:longest]
 
 
 def describe_generator(

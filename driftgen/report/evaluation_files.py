@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -85,10 +85,11 @@ def run_evaluation(
     dtype: str = "as saved",
     fast: bool = False,
     force: bool = False,
+    on_result: Callable[[DriftPipeline, dict[str, Any]], object] = lambda pipe, record: None,
 ) -> dict[str, Any]:
     """Evaluate a model or a set of images, print a table and return the record.
 
-    ``data`` is by default that of the training run.
+    ``data`` is by default that of the training run. The main process calls ``on_result`` for a model.
     """
     alphas = parse_guidance(guidance)
     real = data or run_data(source)
@@ -143,6 +144,8 @@ def run_evaluation(
                 )
         if processes.is_main:
             _show(record, folder, encoder)
+            if pipe is not None:
+                on_result(pipe, record)
     return record
 
 

@@ -25,6 +25,7 @@ from driftgen.training.task import Describes, LoopConfig, Task
 
 __all__ = [
     "Summary",
+    "data_origin",
     "describe_data",
     "describe_network",
     "describe_pretraining",
@@ -144,6 +145,13 @@ def describe_data(data: RealData, config: Data) -> dict[str, str]:
         paths = (re.split(r" \(\w+: ", entry)[0] for entry in unreadable[:NAMED])  # without the reason
         rows["unreadable"] = f"{len(unreadable):,} left out: {', '.join(paths)}{more}"
     return rows
+
+
+def data_origin(data: RealData, config: Data) -> str:
+    """Return the data of a run for the card of its model, without folders of the machine."""
+    name = config.kind if config.path is None else Path(config.path).name
+    count = len(data.class_names)
+    return f"{name}: {len(data.labels):,} samples, {count:,} {'class' if count == 1 else 'classes'}"
 
 
 def describe_network(network: nn.Module) -> str:

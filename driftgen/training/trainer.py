@@ -46,7 +46,7 @@ from driftgen.training.step import DriftStep
 from driftgen.training.step_inputs import StepInputs, StepOutput, guided_inputs
 from driftgen.training.step_memory import check_step, memory_advice
 from driftgen.training.step_metrics import CLASSES, measure, measure_spread
-from driftgen.training.summary import describe_training
+from driftgen.training.summary import data_origin, describe_training
 from driftgen.training.unreadable_images import UnreadableImages
 from driftgen.training.vector_subsets import VectorSubsets
 from driftgen.training.view import View
@@ -283,7 +283,8 @@ class Training:
     def _save_model(self, model: nn.Module, target: Path, **source: Any) -> None:
         modes = [(module, module.training) for module in model.modules()]
         try:
-            pipe = self.pipeline(model, recipe=self.name, **source, **_origin(self.config))
+            origin = {"data": data_origin(self.data, self.config.data), **_origin(self.config)}
+            pipe = self.pipeline(model, recipe=self.name, **source, **origin)
             with atomic_folder(target) as scratch:
                 pipe.save_pretrained(scratch)
         finally:  # a pipeline has its generator in eval mode

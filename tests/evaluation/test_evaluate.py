@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +23,8 @@ from driftgen.evaluation.sweep import Evaluation, evaluate_images, evaluate_mode
 from driftgen.features.resnet_mae import ResNetMAE
 from driftgen.generators.image_mlp import ImageMLP
 from driftgen.pipeline import DriftPipeline
+from driftgen.report.evaluated_card import card_folder, write_evaluation
+from driftgen.report.evaluation_files import run_evaluation
 from driftgen.support.distributed import Distributed
 from tests.support.fork_server import CAPTURE, run_driftgen, run_ranks, start_driftgen
 
@@ -166,6 +170,8 @@ from driftgen.evaluation.image_sources import GeneratedImages, open_real
 from driftgen.evaluation.reference import compute_reference
 from driftgen.evaluation.sweep import Evaluation, evaluate_model
 from driftgen.pipeline import DriftPipeline
+from driftgen.report.evaluated_card import card_folder, write_evaluation
+from driftgen.report.evaluation_files import run_evaluation
 from driftgen.support.distributed import Distributed
 
 model, out = sys.argv[1:]
@@ -210,6 +216,35 @@ def test_command_writes_table_and_record_and_resumes(model, tmp_path):
     again = run_driftgen(*words)
     assert again.returncode == 0
     assert json.loads(path.read_text()) == record  # nothing was evaluated again
+
+
+def test_the_card_states_the_figures(model, tmp_path):
+    copy = Path(shutil.copytree(model, tmp_path / "model"))
+    options = {"samples": 70, "guidance": "1.0,1.5"}
+    folder = card_folder(str(copy))
+
+    def keep(pipe, record):
+        write_evaluation(folder, pipe.generator, record)
+
+    record = run_evaluation(
+        str(copy), "digits", "pixels", tmp_path / "out", "cpu", "driftgen eval", **options, on_result=keep
+    )
+    text = (copy / "README.md").read_text()
+    value = record["rows"][0]["precision"]
+    assert "| alpha | FD-pixels |" in text
+    assert f" {value:.3f} |" in text
+    assert "70 samples in float32, seed 0, against 1,437 images of digits. Evaluator: pixels" in text
+    assert "from_pretrained" in text
+    # The figures stay with the model: a copy has them on its card.
+    pipe = DriftPipeline.from_pretrained(copy)
+    assert "FD-pixels" in (pipe.save_pretrained(tmp_path / "again") / "README.md").read_text()
+
+
+def test_only_the_card_of_a_folder_can_be_written():
+    with pytest.raises(InputError, match="--card: digits is a model of the package; save it to a folder"):
+        card_folder("digits")
+    with pytest.raises(InputError, match="--card: owner/model is no folder"):
+        card_folder("owner/model")
 
 
 def test_an_interrupted_command_says_how_to_resume(model, tmp_path):

@@ -46,6 +46,7 @@ def test_push_and_fetch_again(tmp_path):
         )
         assert run(push, address, tmp_path) == f"{address}/me/tiny"
         assert set(repositories["me/tiny"]) == {"config.json", "model.safetensors", "README.md"}
+        assert b'from_pretrained("me/tiny")' in repositories["me/tiny"]["README.md"]
         fetch = (
             "import driftgen as dg, numpy as np\n"
             f"a = dg.DriftPipeline.from_pretrained({folder!r})(3, seed=0, output='numpy')\n"

@@ -73,3 +73,21 @@ def test_the_code_of_a_card_runs(card, tmp_path):
         code = code.replace("seed=0", "seed=0, output='latent'")
     channels = 3 if name == "ConvNeXtV2" else 1
     exec(compile(code, name, "exec"), {"images": torch.zeros(2, channels, 32, 32)})
+
+
+def test_license_and_evaluation_have_their_places(tmp_path):
+    evaluation = {"columns": ["alpha", "FID"], "rows": [["1", "9.50"]], "about": "1,000 samples."}
+    source = {"recipe": "digits", "license": "apache-2.0", "evaluation": evaluation}
+    text = (dg.save_model(ImageMLP(), tmp_path, source=source) / "README.md").read_text()
+    _, head, body = text.split("---\n", 2)
+    assert "license: apache-2.0\n" in head
+    assert "| alpha | FID |\n|---|---|\n| 1 | 9.50 |\n\n1,000 samples.\n" in body
+    assert "- recipe: digits\n" in body
+    assert "- license" not in body
+    assert "- evaluation" not in body
+
+
+@pytest.mark.parametrize("odd", [3, "text", {}, {"columns": 1, "rows": 2, "about": 3}, [1], {"rows": None}])
+def test_an_odd_evaluation_is_left_out(tmp_path, odd):
+    text = (dg.save_model(ImageMLP(), tmp_path, source={"evaluation": odd}) / "README.md").read_text()
+    assert "Evaluation:" not in text
