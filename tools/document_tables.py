@@ -7,6 +7,7 @@ from tools.records import Results, fill, markdown, select
 __all__ = [
     "browser",
     "earlier_versions",
+    "first_hour",
     "identifiability",
     "initialization",
     "performance",
@@ -291,3 +292,24 @@ def identifiability(results: Results) -> str:
         for name, case in cases.items()
     ]
     return markdown(("case", "rank of the vectors", "for p with equal coefficients"), rows)
+
+
+def first_hour(results: Results) -> str:
+    """The size ``tiny`` on real photos: time, and how the samples compare with held-out photos."""
+    record = results.load("first-hour/evaluation.json")
+    rows = [
+        ("time, encoder included", fill("{minutes:.0f} minutes", record)),
+        (
+            "samples nearest to held-out photos of their class",
+            fill("{figures[agreement]:.0%}", record)
+            + fill("; held-out photos themselves {figures[agreement of held-out photos]:.0%}", record)
+            + fill(", chance {figures[chance]:.0%}", record),
+        ),
+        ("diversity, 1 for that of the photos", fill("{figures[diversity]:.2f}", record)),
+        (
+            "near copies of training photos",
+            fill("{figures[near copies]:.0%}", record)
+            + fill("; among held-out photos {figures[near copies among held-out photos]:.0%}", record),
+        ),
+    ]
+    return markdown(("", fill("{photos}; {hardware}", record)), rows)

@@ -124,6 +124,13 @@ PICTURES = (
         "policy/two-ways/spread.json",
     ),
     Picture(
+        "first-hour/samples.png",
+        "**The first half hour on 1,600 photos** of jellyfish, butterflies, pizza and buses, on two CPU cores: "
+        "colors and textures of each class, no shapes yet. {figures[agreement]:.0%} of the samples are nearest "
+        "to held-out photos of their class.",
+        "first-hour/evaluation.json",
+    ),
+    Picture(
         "tokenizer-taef2/reconstructions.png",
         "**A tiny autoencoder** (taef2): real 64-pixel images above, reconstructions below, "
         "{figures[psnr_db][mean]:.1f dB} PSNR.",

@@ -59,6 +59,7 @@ TABLES: dict[str, Table] = {
     "playground": document_tables.playground,  # docs/playground.md
     "browser": document_tables.browser,  # docs/browser.md
     "studio": document_tables.studio,  # docs/studio.md
+    "first-hour": document_tables.first_hour,  # docs/own-images.md
     "gallery": gallery.gallery,  # results/README.md
     "earlier-versions": document_tables.earlier_versions,  # results/README.md
     "identifiability": document_tables.identifiability,  # results/identifiability/README.md
