@@ -21,7 +21,7 @@ from driftgen.drift.field import (
     pairwise_distance,
 )
 from driftgen.drift.interfaces import Combined, DriftPass, LossCall, ScalePass
-from driftgen.drift.kernels import farthest
+from driftgen.drift.kernels import farthest, is_coarse
 from driftgen.drift.normalization import MASKED, MIN_LOG_SUM
 from driftgen.drift.statistics import (
     LossTerms,
@@ -270,6 +270,9 @@ class EagerEngine:
             if needs_float64(distance, offset, self.negatives, mean_logits, factors, own=True):
                 y, distance = self._distances(work, torch.float64)
                 y = y - center
+        elif y.dtype == torch.float32 and s.normalize_features and is_coarse(s.kernel, min(s.temperatures)):
+            y, distance = self._distances(work, exact_dtype(self.device))
+            y = y - center
         y /= units.coordinate[work.feature, None, None].to(y.dtype)
         x = y[:, :, : self.n]
         distance = distance.div_(units.distance[work.feature, None, None].to(y.dtype))

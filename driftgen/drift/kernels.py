@@ -15,7 +15,18 @@ from torch import Tensor
 
 from driftgen.errors import unknown_name
 
-__all__ = ["KERNELS", "Kernel", "farthest", "gaussian", "get_kernel", "inverse_multiquadric", "laplace"]
+__all__ = [
+    "KERNELS",
+    "Kernel",
+    "farthest",
+    "gaussian",
+    "get_kernel",
+    "inverse_multiquadric",
+    "is_coarse",
+    "laplace",
+]
+
+MAX_LOGIT = 5000.0  # at the mean distance; distances in float32 then change an affinity by less than 1e-3
 
 Kernel = Callable[[Tensor, float], Tensor]
 """``(distance, temperature) -> log k``, elementwise. Distances are at most ``farthest(temperature)``."""
@@ -46,6 +57,14 @@ KERNELS: dict[str, Kernel] = {
 def farthest(temperature: float, dtype: torch.dtype = torch.float32) -> float:
     """Return the distance to clamp to before a kernel. The square of its ratio to τ is within float32."""
     return min(1e18 * temperature, 1e38) if dtype == torch.float32 else 1e18 * temperature
+
+
+def is_coarse(kernel: Kernel, temperature: float) -> bool:
+    """Return True if the temperature, in units of the mean distance, is too low for float32 distances.
+
+    A relative error ε of a distance changes log k by ε |log k|.
+    """
+    return bool(kernel(torch.ones(()), temperature) < -MAX_LOGIT)
 
 
 def get_kernel(kernel: str | Kernel) -> Kernel:

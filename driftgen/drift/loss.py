@@ -94,7 +94,8 @@ class DriftingLoss(nn.Module):
             (R + 3)·N·D + 5·T·D)`` float32 elements, where T is the number of samples that each generated
             sample is compared with, and R the number of temperatures. Intermediate results beyond that bound
             are recomputed in each of the three passes. Elements are float64 if samples are float64, and on a
-            CPU also in chunks where float32 would lose digits (distant clusters, very low temperatures).
+            CPU also in chunks where float32 would lose digits (distant clusters, very low temperatures). On
+            a GPU, temperatures below about 2e-4 are computed in float64 as well.
     """
 
     def __init__(

@@ -34,6 +34,15 @@ def test_field(kernel, normalization):
         torch.testing.assert_close(got, dg.drift_field(x, pos, n, **options), rtol=1e-4, atol=2e-6)
 
 
+def test_loss_at_a_temperature_below_float32():
+    """Distances in float32 would change the affinities by percents."""
+    loss = dg.DriftingLoss(temperatures=(1e-5, 1.0), normalize_drift=False)
+    x, pos = samples(2, 20, 8), samples(2, 30, 8, seed=1)
+    with pytest.warns(UserWarning, match="temperature 1e-05 is too low for distances in float32"):
+        got = loss(*to_gpu(x, pos))
+    torch.testing.assert_close(got.drift.cpu(), loss(x, pos).drift, rtol=1e-4, atol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("outlier", range(6))
 def test_field_with_an_offset_and_an_outlier(dtype, outlier):

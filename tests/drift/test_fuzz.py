@@ -72,6 +72,16 @@ def test_kept_cases(change):
     assert assert_right(Case(**{"target": "loss"} | ORDINARY | change)) is not None
 
 
+@pytest.mark.interpreter
+def test_kernels_at_a_temperature_below_float32():
+    pytest.importorskip("triton")
+    change = {
+        "target": "fused", "groups": 2, "n": 2, "p": 1, "m": 1, "width": 8, "scale": 1e3, "weights": "mild",
+        "temperatures": (1e-5, 1.0), "convention": "release", "normalize_drift": False, "seed": 768,
+    }  # fmt: skip
+    assert_right(Case(**ORDINARY | change))
+
+
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_field_and_loss(data):

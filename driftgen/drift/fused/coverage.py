@@ -10,6 +10,7 @@ import torch
 from driftgen.drift.batching import Bucket
 from driftgen.drift.fused.shapes import KERNELS, BucketShape
 from driftgen.drift.interfaces import Settings
+from driftgen.drift.kernels import is_coarse
 from driftgen.drift.normalization import both, over_y
 from driftgen.ops.dispatch import has_kernels
 
@@ -27,7 +28,8 @@ def unsupported_reason(settings: Settings, buckets: Sequence[Bucket]) -> str | N
 
     Supported are normalized features, all kernels of the library, both-axis and y normalization, up to four
     temperatures, up to 1,024 generated samples and 4,096 others in a group, and one 16- or 32-bit dtype for
-    all samples of a width. Weights, factors, widths and the number of groups are free.
+    all samples of a width. Weights, factors, widths and the number of groups are free. Temperatures must not
+    be too low for distances in float32: from 2e-4 for a Laplace kernel.
 
     Normalized drifts without the release's floor of affinities need a temperature at which they do not
     underflow. In units of the mean distance of T samples, the mean distance to P positives is at most T/P,
@@ -67,6 +69,8 @@ def _shape_reason(settings: Settings, shape: BucketShape) -> str | None:
         return f"kernel {_name(settings.kernel)!r} has no GPU kernel"
     if settings.normalization not in (both, over_y):
         return f"normalization {_name(settings.normalization)!r} has no GPU kernel"
+    if is_coarse(settings.kernel, lowest := min(settings.temperatures)):
+        return f"temperature {lowest:g} is too low for distances in float32"
     if (temperature := _underflowing_temperature(settings, shape)) is not None:
         return (
             f"drifts may underflow at temperature {temperature:g} with {positives} of {sum(shape.samples)} "
