@@ -132,7 +132,7 @@ def serve(folders: ReadableFolders, address: Address, device: str | None = None)
         try:
             yield workshop
         finally:
-            # Does not wait for browsers that still listen. uvicorn logs as an error that its lifespan ends so.
+            # Does not wait for browsers that still listen; uvicorn then logs an error as its lifespan ends.
             page.server.force_exit = True
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
             page.close(verbose=False)
