@@ -6,6 +6,7 @@ import threading
 import warnings
 from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from driftgen.evaluation.frechet import Moments, frechet_distance
 from driftgen.evaluation.precision_recall import precision_recall
 from driftgen.evaluation.reference import Reference
 
-__all__ = ["compare", "expected_bias", "kernel_distance", "preload"]
+__all__ = ["compare", "expected_bias", "kernel_distance", "preload", "require_torchmetrics"]
 
 KID_SUBSETS, KID_SIZE = 100, 1000
 NEIGHBORS, COVERAGE_NEIGHBORS = 3, 5
@@ -56,12 +57,8 @@ def kernel_distance(real: Tensor, generated: Tensor) -> tuple[float, float]:
 
     Over 100 random subsets of at most 1,000 samples, with a fixed seed.
     """
-    try:
-        from torchmetrics.image.kid import KernelInceptionDistance
-    except ImportError:
-        raise InputError(
-            "KID needs torchmetrics: pip install 'driftgen[eval]'", topic="missing-extra"
-        ) from None
+    require_torchmetrics()
+    from torchmetrics.image.kid import KernelInceptionDistance
 
     size = min(KID_SIZE, len(real), len(generated))
     with warnings.catch_warnings():
@@ -77,8 +74,18 @@ def kernel_distance(real: Tensor, generated: Tensor) -> tuple[float, float]:
     return float(mean), float(std)
 
 
+def require_torchmetrics() -> None:
+    """Raise InputError if torchmetrics is missing."""
+    if find_spec("torchmetrics") is None:
+        raise InputError("KID needs torchmetrics: pip install 'driftgen[eval]'", topic="missing-extra")
+
+
 def preload() -> None:
-    """Import torchmetrics in the background: it imports much of what is installed beside it."""
+    """Import torchmetrics in the background: it imports much of what is installed beside it.
+
+    Raise InputError if it is missing, before any image is generated.
+    """
+    require_torchmetrics()
     threading.Thread(target=_import_torchmetrics, daemon=True).start()
 
 

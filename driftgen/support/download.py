@@ -29,7 +29,8 @@ def download(repository: str, patterns: Sequence[str], asked: str | None = None)
         return Path(snapshot_download(repository, allow_patterns=list(patterns)))
     except LocalEntryNotFoundError:
         raise InputError(
-            f"{name} is not in the local cache and the Hugging Face Hub cannot be reached: "
+            f"{name} is neither a folder here nor in the local cache, and "
+            "the Hugging Face Hub cannot be reached: "
             "download it on a machine with a network and give the folder instead",
             topic="download",
         ) from None

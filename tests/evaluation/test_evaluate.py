@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -99,6 +100,15 @@ def test_kernel_distance_is_unbiased_and_its_formula():
     mean, std = kernel_distance(x, y)  # every subset is the whole set
     assert mean == pytest.approx(float(expected), rel=1e-9)
     assert std == pytest.approx(0, abs=1e-9)
+
+
+def test_a_missing_torchmetrics_is_told_before_images_are_generated(model, reference, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchmetrics", None)
+    blocks = []
+    evaluation = Evaluation(reference, load_encoder("pixels"), ALONE, on_block=lambda *_: blocks.append(1))
+    with pytest.raises(InputError, match=r"KID needs torchmetrics: pip install 'driftgen\[eval\]'"):
+        evaluate_model(DriftPipeline.from_pretrained(model), evaluation, samples=20)
+    assert not blocks
 
 
 def test_bias_of_few_samples_falls(reference):

@@ -130,7 +130,7 @@ def test_wrong_folders(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.import_module("huggingface_hub.constants"), "HF_HUB_OFFLINE", True)
     fails(
         lambda: Backbone("driftgen-test/no-such-model"),
-        "^driftgen-test/no-such-model is not in the local cache and the Hugging Face Hub cannot be reached",
+        "^driftgen-test/no-such-model is neither a folder here nor in the local cache, and the Hugging Face",
     )
 
 

@@ -58,7 +58,7 @@ def test_push_and_fetch_again(tmp_path):
 
 REFUSED = {
     "hf://ablation": "cannot be reached: download it on a machine with a network",
-    "nobody/nothing": "nobody/nothing is not in the local cache and the Hugging Face Hub cannot be reached",
+    "nobody/nothing": "nobody/nothing is neither a folder here nor in the local cache, and the Hugging Face",
     "hf://abltion": "hf://abltion is not a released model: choose from hf://latent_L_sota",
     "no such thing": "no such thing does not exist: give a folder, owner/repository, hf://name, or a model",
 }

@@ -189,3 +189,4 @@ def test_a_token_from_the_command_line(tmp_path):
         assert studio.request("GET", "/config", **cookie)[0] == 200
         assert studio.request("POST", "/gradio_api/call/sample", "{}")[0] == 401
     assert studio.process.returncode == 0
+    assert (tmp_path / "studio.txt").read_text().endswith("driftgen studio: ended\n")  # and no traceback

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 import socket
@@ -131,7 +132,9 @@ def serve(folders: ReadableFolders, address: Address, device: str | None = None)
         try:
             yield workshop
         finally:
-            page.server.force_exit = True  # does not wait for browsers that still listen
+            # Does not wait for browsers that still listen; uvicorn then logs an error as its lifespan ends.
+            page.server.force_exit = True
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
             page.close(verbose=False)
     finally:
         workshop.close()
