@@ -8,6 +8,9 @@ from typing import Any
 
 __all__ = ["InputError", "NotFiniteError", "OptionError", "explained", "unknown_name"]
 
+LONGEST, END = 1400, 300  # characters of a message, and of its end if the middle is left out
+LONGEST_NAME = 100  # characters of an unknown name in a message
+
 
 class InputError(ValueError):
     """Wrong input: one line with the argument, its value and what to do.
@@ -17,8 +20,9 @@ class InputError(ValueError):
     """
 
     def __init__(self, message: object = "", topic: str | None = None) -> None:
-        # Values and file names in a message may hold line breaks.
-        super().__init__(" ".join(str(message).splitlines()))
+        # Values and file names in a message may hold line breaks, and be as long as the file they are from.
+        text = " ".join(str(message).splitlines())
+        super().__init__(text if len(text) <= LONGEST else f"{text[: LONGEST - END]} ... {text[-END:]}")
         self.topic = topic
         if topic is not None:
             self.add_note(f"driftgen explain {topic}")
@@ -58,9 +62,10 @@ class NotFiniteError(InputError):
 
 def unknown_name(argument: str, name: object, known: Iterable[str]) -> InputError:
     """Return the error for an unknown name, with the closest known name as a suggestion."""
-    names = sorted(known)
-    near = get_close_matches(str(name), names, n=1)
+    names, shown = sorted(known), repr(name)
+    shown = shown if len(shown) <= LONGEST_NAME else f"{shown[:LONGEST_NAME]} ..."
+    near = get_close_matches(str(name)[:LONGEST_NAME], names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return InputError(
-        f"{argument}={name!r} is not known: {hint}choose from {', '.join(names)}", topic="unknown-name"
+        f"{argument}={shown} is not known: {hint}choose from {', '.join(names)}", topic="unknown-name"
     )

@@ -119,6 +119,10 @@ def _prepared(
         raise InputError(f"{path} holds no images: store at least one", topic="no-images")
     labels, names, chosen = choose(all_labels, names, config)
     pixels = _to_bytes(path, _channels_first(path, images))[chosen]
+    if 0 in pixels.shape[2:]:
+        raise InputError(
+            f"{path}: images have {pixels.shape[2]}x{pixels.shape[3]} pixels, at least 1x1 is needed"
+        )
     return in_memory(_fit_channels(path, pixels, config.channels), labels, names, config)
 
 

@@ -107,6 +107,8 @@ class DatasetImages:
         if self.crop is None and len({image.size for image in pictures}) > 1:
             self.crop = config.size or default_size
         tensors = [self._to_tensor(image) for image in probed]
+        for image in tensors:
+            check_dense("data", image)
         self.signed = any(float(image.min()) < 0 for image in tensors)
         self.stored = tuple(tensors[0].shape)
         if len(self.stored) != 3 or self.stored[0] not in (1, 3):

@@ -98,7 +98,9 @@ class DiTConfig:
         hidden = math.ceil(self.hidden_size / 4) * 4
         heads = [n for n in range(1, hidden // 2 + 1) if hidden % (2 * n) == 0]
         fitting = {
-            "patch_size": max(n for n in range(1, self.patch_size + 1) if self.input_size % n == 0),
+            "patch_size": max(
+                n for n in range(1, min(self.patch_size, self.input_size) + 1) if self.input_size % n == 0
+            ),
             "hidden_size": hidden,
             "num_heads": min(heads, key=lambda n: abs(n - self.num_heads)),
         }

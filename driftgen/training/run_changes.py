@@ -109,9 +109,9 @@ def _yaml(key: str, value: Any) -> str:
     """Return a value as JSON, which is YAML on one line."""
     try:
         return json.dumps(
-            value, ensure_ascii=False, default=lambda v: v.item() if hasattr(v, "item") else str(v)
+            value, ensure_ascii=False, default=lambda v: v.tolist() if hasattr(v, "tolist") else str(v)
         )
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # tensors without values raise RuntimeErrors
         raise InputError(f"{key}={value!r} is not a value of a recipe: {error}") from None
 
 

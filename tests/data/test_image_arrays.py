@@ -164,6 +164,7 @@ BAD_ARRAYS = {
     "nan": {"images": np.full((4, 5, 5), np.nan)},
     "type complex": {"images": GOOD.astype(complex)},
     "holds no images": {"images": GOOD[:0]},
+    "images have 0x5 pixels": {"images": GOOD[:, :0]},
     "labels have shape \\[3\\]": {"images": GOOD, "labels": np.arange(3)},
     "labels have dtype float": {"images": GOOD, "labels": np.arange(4.0)},
     "a label is -1": {"images": GOOD, "labels": np.arange(4) - 1},

@@ -127,7 +127,11 @@ def stop(kind: str, folder: Path, rng: random.Random, seconds: float, counts: Co
             return False
         victim.send_signal(number)
         if number != signal.SIGKILL:
-            (text,) = finish(processes, f"{kind} after {number.name}", (0, 130))
+            # While Python imports, before a run begins, SIGTERM ends a process as it ends any other.
+            codes = (0, 130, -number) if number == signal.SIGTERM else (0, 130)
+            (text,) = finish(processes, f"{kind} after {number.name}", codes)
+            if processes[0].returncode == -number and text:
+                raise WrongError(f"{kind} after {number.name}: the run had begun: {text.splitlines()[-1:]}")
             if processes[0].returncode == 130 and "driftgen: interrupted" not in text:
                 raise WrongError(f"{kind} after {number.name}: no message")
             counts.kinds["interrupts survived"] += 1
