@@ -351,7 +351,7 @@ PARSERS = {
     "safe_open": {"untrusted_files", "sharded_safetensors"},
     "load_file": {"untrusted_files", "checkpoint"},
     "torch.load": {"untrusted_files", "inception"},
-    "zipfile.ZipFile": {"untrusted_files", "inception", "downloads"},  # the last writes
+    "zipfile.ZipFile": {"untrusted_files", "inception", "zarr_chunks", "downloads"},  # the last writes
     "tarfile.open": {"tar_shards", "onnxruntime_web"},  # onnxruntime_web: a file of a known checksum
     "lzma.open": {"episode_files"},
     "h5py.File": {"episode_files", "collect"},  # collect: writes

@@ -306,7 +306,7 @@ def test_a_missing_tokenizer_is_reported_before_sampling(monkeypatch):
     pipe.generator.register_forward_hook(lambda *a: pytest.fail("sampled before the tokenizer was there"))
     with pytest.raises(
         dg.InputError,
-        match="the samples are latents, and their tokenizer is missing: stabilityai/sd-vae-ft-mse is not",
+        match="the samples are latents, and their tokenizer is missing: stabilityai/sd-vae-ft-mse is neither",
     ):
         pipe(0)
     with pytest.raises(dg.InputError, match="the tokenizer decodes 3 channels, the generator produces 4"):

@@ -59,7 +59,8 @@ class StepSize:
         found = STEP.fullmatch(text)
         if found is None:
             raise InputError(f"--step {text}: write classes, sizes and vectors as in 10x64/256/32:16")
-        return cls(*map(int, found.groups()[:4]), int(found[5]) if found[5] else None)
+        classes, generated, positives, unconditional = map(int, found.groups()[:4])
+        return cls(classes, generated, positives, unconditional, int(found[5]) if found[5] else None)
 
     def changes(self) -> list[str]:
         """Return the settings of a recipe."""

@@ -17,7 +17,7 @@ import driftgen
 from driftgen.bench.cards import Card, Release
 from driftgen.bench.clock import Timing
 from driftgen.errors import InputError
-from driftgen.support.atomic_write import atomic_write
+from driftgen.support.atomic_write import atomic_write, check_replaceable
 from driftgen.support.provenance import provenance
 
 __all__ = ["Floor", "Row", "check_json", "least_time", "machine", "make_record", "show_rows", "write_json"]
@@ -200,6 +200,7 @@ def check_json(path: Path | None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise InputError(f"json={path} is a folder: give a file, such as {path / 'bench.json'}")
+        check_replaceable(path)
         with atomic_write(path.with_name(f"{path.name}.try")) as scratch:
             scratch.touch()
         path.with_name(f"{path.name}.try").unlink()

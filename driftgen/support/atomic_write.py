@@ -21,6 +21,7 @@ __all__ = [
     "atomic_folder",
     "atomic_write",
     "check_free",
+    "check_replaceable",
     "honor_umask",
     "make_folder",
     "remove_scratch",
@@ -37,8 +38,9 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
     An interrupted write leaves the old file or the new one, never a partial file. A link at ``path`` is
     replaced, and its target is left alone. The mode of the file is that of the umask, see
-    :func:`honor_umask`.
+    :func:`honor_umask`. A device or a pipe is refused: root would replace ``/dev/null`` by a file.
     """
+    check_replaceable(path)
     with _scratch_folder(path) as folder:
         scratch = folder / path.name
         yield scratch
@@ -55,6 +57,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     link at ``path`` is replaced, and its target is left alone.
     """
     replaced = path.with_name(path.name + REPLACED)
+    check_replaceable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     _restore(path, replaced)
     with _scratch_folder(path) as folder:
@@ -67,6 +70,16 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             scratch.replace(path)
         finally:
             _restore(path, replaced)
+
+
+def check_replaceable(path: Path) -> None:
+    """Raise an InputError for what exists and is no file, folder or link."""
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
+        raise InputError(f"{path} is a device, a pipe or a socket: give the name of a file")
 
 
 @contextmanager

@@ -357,7 +357,7 @@ def test_exponent():
         (["pretrain", "--set", "optim.lt=1"], "optim.lt"),
         (["pretrain", "--repeats", "0"], "repeats=0 must be at least 1"),
         (["sampling", "--preset", "33px"], "preset='33px' is not known"),
-        (["sampling", "--batch", "0"], "batch=0 must be at least 1"),
+        (["sampling", "--batch", "0"], "batch=0 must be from 1 to 2,147,483,647"),
         (["sampling", "--mode", "fast"], "mode='fast' is not known"),
         (["sampling", "--mode", "graph", "--device", "cpu"], "mode=graph needs an NVIDIA GPU"),
         (["sampling", "--mode", "fp8", "--device", "cpu"], "fp8 needs an NVIDIA GPU of compute capability"),

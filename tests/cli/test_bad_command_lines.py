@@ -1,5 +1,7 @@
 """Odd values on the command line: exit code 0 or 2, one line, and never for long."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.support.bad_command_lines import LINES, commands, make_files, search, try_line
@@ -47,6 +49,7 @@ def test_odd_values():
         ("train", "digits", "--set", "guidance.high=1e308"),
         ("train", "digits", "--set", "data.path=~nouser/x", "--set", "data.kind=images"),
         ("bench", "loss", "--negatives", str(10**30)),
+        ("bench", "loss", "--device", "cpu", "--json", "/dev/null"),
         (
             "bench",
             "sampling",
@@ -68,3 +71,4 @@ def test_odd_values():
 def test_known_faults(words, tmp_path):
     make_files(tmp_path)
     assert try_line(words, tmp_path) is None
+    assert Path("/dev/null").is_char_device()

@@ -3,6 +3,7 @@ import stat
 
 import pytest
 
+from driftgen.errors import InputError
 from driftgen.support.atomic_write import atomic_folder, atomic_write
 
 
@@ -114,3 +115,13 @@ def test_an_error_names_the_file_and_not_its_scratch(tmp_path):
     with pytest.raises(OSError, match=r"a\.json") as error, atomic_write(tmp_path / "a.json") as scratch:
         (scratch / "below").write_text("")  # the scratch file does not exist
     assert error.value.filename == str(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("write", [atomic_write, atomic_folder])
+def test_a_pipe_or_a_device_is_not_replaced(tmp_path, write):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(InputError, match="pipe is a device, a pipe or a socket"), write(pipe):
+        pass
+    assert pipe.is_fifo()
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
