@@ -189,7 +189,7 @@ def test_benchmark(eight_bits, here, tmp_path):
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_served_images_do_not_depend_on_their_batch(exact):
-    pipe = dg.DriftPipeline(dit().bfloat16(), batch_size=8)
+    pipe = dg.DriftPipeline(dit(in_channels=3).bfloat16(), batch_size=8)
     served = ServedImages(pipe, exact=exact)
     served.warm_up()
     assert len(pipe._call.graphed.captured) == len(served.sizes) == (1 if exact else 4)

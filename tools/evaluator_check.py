@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from driftgen.evaluation import inception
-from driftgen.evaluation.encoders import tf32
 from driftgen.evaluation.frechet import Moments, frechet_distance
 from driftgen.evaluation.image_sources import BLOCK, RealImages, open_real
 from driftgen.support.provenance import provenance
+from driftgen.support.tf32 import tf32
 
 BATCH = 250
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,10 @@ from driftgen.errors import InputError
 from driftgen.evaluation.inception import FEATURES, load_inception
 from driftgen.model_io import load_any
 from driftgen.support.checksum import weights_checksum
+from driftgen.support.tf32 import tf32
 from driftgen.support.user_paths import expand_user
 
-__all__ = ["TF32", "Encoder", "load_encoder", "tf32", "wrap_encoder"]
+__all__ = ["TF32", "Encoder", "load_encoder", "wrap_encoder"]
 
 PIXELS, INCEPTION, TF32 = "pixels", "inception", "tf32"
 WEIGHT_FILES = (".pt", ".pth")
@@ -143,14 +143,3 @@ def _inception(path: Path, device: torch.device, force: bool, fast: bool) -> Enc
         return features, torch.cat(logits) if logits else None
 
     return Encoder(INCEPTION, "FID", identity, encode, device)
-
-
-@contextmanager
-def tf32(allowed: bool) -> Iterator[None]:
-    """Allow or forbid TF32, which rounds the inputs of float32 products to 10 bits on an NVIDIA GPU."""
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before

@@ -49,13 +49,15 @@ def _draw_in_threads(
 ) -> bool:
     """Return True if every thread ended where the next one began, which proves the result."""
     states, drawn = [], []
+    inference = torch.is_inference_mode_enabled()  # of this thread alone: the others must enter it too
     skipped = torch.empty(ROWS * (gaussian[0].numel() + style[0].numel()), dtype=torch.int32)
 
     def draw(first: int, state: Tensor) -> Tensor:
-        own = torch.Generator()
-        own.set_state(state)
-        _draw(gaussian[first : first + ROWS], style[first : first + ROWS], entries, own)
-        return own.get_state()
+        with torch.inference_mode(inference):
+            own = torch.Generator()
+            own.set_state(state)
+            _draw(gaussian[first : first + ROWS], style[first : first + ROWS], entries, own)
+            return own.get_state()
 
     with ThreadPoolExecutor(threads) as pool:
         for first in range(0, len(gaussian), ROWS):

@@ -128,12 +128,14 @@ class Batch(Section):
 
 
 class Optimizer(Section):
-    """AdamW. The learning rate rises linearly from 1e-6 to ``lr`` over ``warmup`` steps, then follows
-    ``schedule``.
+    """AdamW, or Muon for matrices and AdamW for the rest. The learning rate rises linearly from 1e-6 to
+    ``lr`` over ``warmup`` steps, then follows ``schedule``.
     """
 
+    kind: Literal["adamw", "muon"] = "adamw"
     lr: Positive = 2e-4
     betas: tuple[Decay, Decay] = (0.9, 0.95)
+    momentum: Decay = 0.95  # of Muon
     weight_decay: Annotated[float, Field(ge=0, le=1e9)] = 0.01
     warmup: Natural = 5000
     clip: Positive = 2.0

@@ -1,33 +1,38 @@
-"""Gradient clipping by global norm, AdamW, and the learning rate of each step."""
+"""Gradient clipping by global norm, the optimizer, and the learning rate of each step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from driftgen.training.config import Optimizer
+from driftgen.training.muon import Muon
 
 __all__ = ["clip", "learning_rate", "make_optimizer"]
 
 FIRST_RATE = 1e-6
 
 
-def make_optimizer(parameters: Iterable[nn.Parameter], config: Optimizer) -> torch.optim.AdamW:
-    """Return AdamW over every parameter; as in the release, biases and embeddings decay too."""
+def make_optimizer(
+    parameters: Iterable[nn.Parameter], config: Optimizer, *, embeddings: Collection[Tensor] = ()
+) -> torch.optim.AdamW:
+    """Return AdamW or Muon over every parameter; as in the release, biases and embeddings decay too."""
     trained = [p for p in parameters if p.requires_grad]
-    fused = all(p.is_cuda for p in trained)
-    return torch.optim.AdamW(
-        trained,
-        lr=FIRST_RATE,
-        betas=config.betas,
-        eps=1e-8,
-        weight_decay=config.weight_decay,
-        fused=fused or None,
-    )
+    options: dict[str, Any] = {
+        "lr": FIRST_RATE,
+        "betas": config.betas,
+        "eps": 1e-8,
+        "weight_decay": config.weight_decay,
+        "fused": all(p.is_cuda for p in trained) or None,
+    }
+    if config.kind == "muon":
+        return Muon(trained, embeddings=embeddings, momentum=config.momentum, **options)
+    return torch.optim.AdamW(trained, **options)
 
 
 def learning_rate(config: Optimizer, step: int) -> float:

@@ -77,7 +77,9 @@ class StateEncoder:
         for name in (n for n in names if n.endswith("/exp_avg_sq")):
             self.add("moments", name, self.level.second_moments)
         for name in (n for n in names if n.endswith("/exp_avg")):
-            self.add("moments", name, self.level.first_moments, f"{name}_sq", "ratio")
+            # Muon has no second moments: its momentum is stored as it is.
+            squares = f"{name}_sq" if f"{name}_sq" in self.tensors else None
+            self.add("moments", name, self.level.first_moments, squares, "ratio" if squares else "value")
         known = {entry["name"] for entry in self.entries}
         for name in (n for n in names if n not in known):
             self.add("other", name, None)

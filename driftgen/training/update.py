@@ -1,12 +1,12 @@
-"""The update of one step: gradient, clipping, AdamW and averages, with the next step drawn meanwhile."""
+"""The update of one step: gradient, clipping, optimizer and averages, with the next step drawn meanwhile."""
 
 from __future__ import annotations
 
 import math
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from driftgen.errors import NotFiniteError
+from driftgen.errors import InputError, NotFiniteError
 from driftgen.training.config import Optimizer
 from driftgen.training.ema import EMA, unwrapped
 from driftgen.training.optimizer import clip, learning_rate, make_optimizer
@@ -22,9 +22,9 @@ class Update:
     """Runs the updates of a task; the host reads the loss of a step last.
 
     Kernels run behind the host. All work of a step is queued before the host waits for its loss: gradient,
-    clipping, AdamW and the inputs of the next step. The GPU therefore computes while the host draws. AdamW is
-    queued before the host knows whether the step is to be skipped, so the fused kernel decides by a flag on
-    the GPU. The host makes the same decision from the same numbers.
+    clipping, optimizer and the inputs of the next step. The GPU therefore computes while the host draws. The
+    optimizer is queued before the host knows whether the step is to be skipped, so its kernels decide by a
+    flag on the GPU. The host makes the same decision from the same numbers.
 
     Args:
         task: adds the gradient of a step to ``.grad``.
@@ -33,15 +33,19 @@ class Update:
         sharded: the parameters are sharded by FSDP.
 
     Attributes:
-        optimizer: AdamW over ``parameters``.
+        optimizer: AdamW or Muon over ``parameters``.
         parameters: trained parameters of the task's model.
         norms: last gradient norms of steps that were not skipped.
     """
 
     def __init__(self, task: Task, config: Optimizer, ema: EMA, *, sharded: bool = False) -> None:
         self.task, self.config, self.ema = task, config, ema
-        self.parameters = [p for p in unwrapped(task.model).parameters() if p.requires_grad]
-        self.optimizer = make_optimizer(self.parameters, config)
+        if sharded and config.kind == "muon":
+            raise InputError("optim.kind=muon needs whole matrices, which fsdp cuts: set fsdp=false")
+        model = unwrapped(task.model)
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        tables = [m.weight for m in model.modules() if isinstance(m, nn.Embedding)]
+        self.optimizer = make_optimizer(self.parameters, config, embeddings=tables)
         self.decides_on_device = self.optimizer.defaults["fused"] is True and not sharded
         self.norms: list[float] = []
 
@@ -69,7 +73,7 @@ class Update:
         limit = self._limit()
         if self.decides_on_device:
             finite = norm.isfinite() & loss.to(norm.device).isfinite()
-            # The fused AdamW leaves weights and state as they are if this attribute is 1.
+            # The fused AdamW, and Muon, leave weights and state as they are if this attribute is 1.
             self.optimizer.found_inf = (~(finite & (norm.double() <= limit))).float()  # type: ignore[attr-defined]
             self.optimizer.step()
         if isinstance(self.task, DrawsAhead) and step + 1 < self.config.steps:

@@ -4,13 +4,14 @@ import pytest
 import torch
 
 from driftgen.errors import InputError
-from driftgen.evaluation.encoders import TF32, Encoder, load_encoder, tf32, wrap_encoder
+from driftgen.evaluation.encoders import TF32, Encoder, load_encoder, wrap_encoder
 from driftgen.evaluation.image_sources import open_real
 from driftgen.evaluation.reference import compute_reference
 from driftgen.features.resnet_mae import ResNetMAE
 from driftgen.generators.image_mlp import ImageMLP
 from driftgen.model_io import save_model
 from driftgen.support.distributed import Distributed
+from driftgen.support.tf32 import tf32
 
 IMAGES = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 

@@ -34,6 +34,15 @@ def test_bits_and_state_do_not_depend_on_threads(n, codebooks, monkeypatch):
     assert torch.equal(torch.randn(20, generator=ours), torch.randn(20, generator=other))
 
 
+def test_threads_fill_the_tensors_of_inference_mode(monkeypatch):
+    monkeypatch.setattr(row_draws, "LEAST", 0)
+    ours, other = (torch.Generator().manual_seed(11) for _ in range(2))
+    with torch.inference_mode():
+        got = torch.empty(37, 4, 8, 8), torch.empty(37, 5, dtype=torch.int64)
+        draw_rows(*got, 64, ours, threads=3)
+    assert all(map(torch.equal, got, one_by_one(37, (4, 8, 8), 5, 64, other)))
+
+
 def test_samples_of_an_odd_size_are_drawn_in_one_thread(monkeypatch):
     """PyTorch takes more numbers of the stream for them."""
     monkeypatch.setattr(row_draws, "LEAST", 0)

@@ -139,13 +139,14 @@ def test_weights_that_training_does_not_change_are_exact(tmp_path):
     assert relative(decoded["ema/0.9/net.weight"], tensors["ema/0.9/net.weight"]) < 2e-3
 
 
-@pytest.mark.parametrize("bits", [24, 8])
-def test_a_run_resumes_from_a_state(tmp_path, bits):
+@pytest.mark.parametrize(("bits", "kind"), [(24, "adamw"), (8, "adamw"), (24, "muon")])
+def test_a_run_resumes_from_a_state(tmp_path, bits, kind):
     """In a new folder, with the same draws, close to the run that was not interrupted."""
-    changes = [*CHANGES, "output.metrics_every=2"]
+    changes = [*CHANGES, "output.metrics_every=2", f"optim.kind={kind}"]
     _, straight = run(tmp_path / "straight", *changes)
     shutil.rmtree(tmp_path / "straight" / "checkpoints" / "step-00000020")
-    write_state(tmp_path / "straight", tmp_path / "state", bits=bits)
+    report = write_state(tmp_path / "straight", tmp_path / "state", bits=bits)
+    assert report.parts["moments"] < 2.1 * report.parameters  # bytes
     view = Silent()
     place_state(tmp_path / "state", tmp_path / "new", view)
     _, resumed = run(tmp_path / "new", *changes)

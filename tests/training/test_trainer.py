@@ -132,9 +132,10 @@ def test_spread_is_that_of_the_averaged_weights(changes):
             ["queue.kind=queue", "queue.class_size=12", "queue.global_size=30", "queue.push=9"],
             ["batch.micro=2", "batch.mode=previous"],
             ["optim.schedule=decay", "optim.decay_share=0.7"],
+            ["optim.kind=muon"],
         ],
     ),
-    ids=["index", "queue", "previous", "decay"],
+    ids=["index", "queue", "previous", "decay", "muon"],
 )
 def test_resume_is_exact_to_the_bit(tmp_path, changes):
     """20 steps in one go, and 10, a kill -9 in another process, and 10 more."""

@@ -7,6 +7,7 @@ import torch
 import yaml
 from torch import nn
 
+from driftgen.errors import InputError
 from driftgen.generators import ImageMLP
 from driftgen.support.distributed import Distributed
 from driftgen.training.build import Parts
@@ -171,10 +172,17 @@ def test_a_plain_cpu_run_decides_on_the_host():
     assert all(torch.equal(task.model.state_dict()[k], v) for k, v in weights.items())
 
 
+def test_muon_refuses_parts_of_matrices():
+    task = LinearTask()
+    with pytest.raises(InputError, match="needs whole matrices, which fsdp cuts: set fsdp=false"):
+        Update(task, Optimizer(kind="muon"), EMA(task.model, [0.9]), sharded=True)
+
+
 @pytest.mark.cuda
-def test_a_gpu_run_decides_on_the_device():
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_a_gpu_run_decides_on_the_device(kind):
     task = LinearTask("cuda")
-    assert Update(task, Optimizer(), EMA(task.model, [0.9])).decides_on_device
+    assert Update(task, Optimizer(kind=kind), EMA(task.model, [0.9])).decides_on_device
     assert not Update(task, Optimizer(), EMA(task.model, [0.9]), sharded=True).decides_on_device
 
 
