@@ -187,11 +187,10 @@ class UNet2D(ImageGenerator):
         self.middle = Block(c, len(c.widths) - 1, x)
         for level, width in reversed(list(enumerate(c.widths))):
             for _ in range(c.blocks[level]):
-                self.up.append(Block(c, level, x + width))  # its input has a skip concatenated
+                self.up.append(Block(c, level, x + width))  # with a skip
                 x = width
             if level:
-                # The first convolution of the next block smooths the result.
-                self.up.append(Upsample())
+                self.up.append(nn.Identity())  # the next block upsamples; weights keep their names
         self.final_norm = AdaptiveNorm(c, x)
         self.output = nn.Conv2d(x, channels, 3, padding=1)
         self.reset_parameters()
@@ -251,21 +250,23 @@ class UNet2D(ImageGenerator):
         x = self._run(self.middle, x, activated)
         for layer in self.up:
             if isinstance(layer, Block):
-                x = self._run(layer, torch.cat([x, skips.pop()], dim=1), activated)
-            else:
-                x = layer(x)
+                x = self._run(layer, x, activated, skips.pop())
         out = aligned_conv(self.output, self.final_norm(x, activated))
         return F.pixel_shuffle(out, patch) if patch > 1 else out
 
-    def _run(self, block: nn.Module, x: Tensor, condition: Tensor) -> Tensor:
+    def _run(self, block: nn.Module, *inputs: Tensor) -> Tensor:
         if self.checkpoint_blocks and torch.is_grad_enabled():
-            return checkpoint(block, x, condition, use_reentrant=False)  # type: ignore[no-any-return]
-        out: Tensor = block(x, condition)
+            return checkpoint(block, *inputs, use_reentrant=False)  # type: ignore[no-any-return]
+        out: Tensor = block(*inputs)
         return out
 
 
 class Block(nn.Module):
-    """x + conv(silu(norm(conv(silu(norm(x)))))) with modulated norms, then attention if the level has it."""
+    """x + conv(silu(norm(conv(silu(norm(x)))))) with modulated norms, then attention if the level has it.
+
+    With a skip, x is that of the level below, upsampled if it is smaller, and the channels of the skip. All of
+    it belongs to the block, so that a compiled block reads and writes these maps once.
+    """
 
     def __init__(self, c: UNet2DConfig, level: int, channels: int) -> None:
         super().__init__()
@@ -276,23 +277,23 @@ class Block(nn.Module):
         self.shortcut: nn.Module = nn.Identity() if channels == width else nn.Conv2d(channels, width, 1)
         self.attention: nn.Module = Attention(c, width) if level in c.attention_levels else nn.Identity()
 
-    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+    def forward(self, x: Tensor, condition: Tensor, skip: Tensor | None = None) -> Tensor:
+        if skip is not None:
+            x = torch.cat([upsample(x) if x.shape[-1] < skip.shape[-1] else x, skip], dim=1)
         h = self.first(self.first_norm(x, condition))
         h = self.second(self.second_norm(h, condition))
         out: Tensor = self.attention(self.shortcut(x) + h)
         return out
 
 
-class Upsample(nn.Module):
-    """Nearest-neighbor upsampling by 2 in the dtype of the map.
+def upsample(x: Tensor) -> Tensor:
+    """Nearest-neighbor upsampling by 2 in the dtype of the map; the convolution after it smooths the result.
 
-    Under autocast on a GPU, ``nn.Upsample`` returns float32, and so would all layers up to the next block's
-    first convolution: the concatenation with a skip, the norm and the shortcut.
+    Under autocast on a GPU, ``F.interpolate`` returns float32, and so would all layers up to the block's first
+    convolution: the concatenation with a skip, the norm and the shortcut.
     """
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):
-            return F.interpolate(x, scale_factor=2.0, mode="nearest")
+    with torch.autocast(x.device.type, enabled=False):
+        return F.interpolate(x, scale_factor=2.0, mode="nearest")
 
 
 class AdaptiveNorm(nn.Module):

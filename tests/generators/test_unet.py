@@ -89,7 +89,7 @@ def test_maps_stay_bfloat16_under_autocast():
     net = tiny().cuda()
     dtypes = set()
     for module in net.modules():
-        if isinstance(module, unet.Block | unet.Upsample):
+        if isinstance(module, unet.Block | unet.AdaptiveNorm):
             module.register_forward_hook(lambda module, args, out: dtypes.update((args[0].dtype, out.dtype)))
     with torch.autocast("cuda", torch.bfloat16):
         net(net.sample_noise(3), LABELS.cuda())
