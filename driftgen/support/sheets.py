@@ -27,6 +27,7 @@ GAP = 2
 INK = "#333333"
 LONGEST = 190  # maximum width of the names of the rows in pixels
 MOST_IMAGES = 10_000  # of a layout that is believed
+SMALLEST_FONT = 10  # in pixels; longer texts are cut
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,8 @@ def _draw(sheet: Sheet) -> tuple[Image.Image, dict[str, Any]]:
     width, height = sheet.images[0].size
     zoom = max(1, 64 // max(width, height))  # as contact_sheet enlarges
     cell = (width * zoom, height * zoom)
-    font = _font(min(max(cell[1] // 5, 12), 22))
+    size = min(max(cell[1] // 5, 12), 22)
+    font, small = _font(size), _fitting_font([*sheet.captions, *sheet.column_names], cell[0], size)
     line = sum(font.getmetrics()) + 2
     below = line if sheet.captions else 0
     grid = contact_sheet(sheet.images, sheet.columns, GAP, below)
@@ -111,15 +113,15 @@ def _draw(sheet: Sheet) -> tuple[Image.Image, dict[str, Any]]:
         draw.text((left - 8, middle), _fit(name, LONGEST, font), INK, font, anchor="rm")
     for column, name in enumerate(sheet.column_names):
         middle = left + GAP + column * pitch[0] + cell[0] / 2
-        draw.text((middle, top - 4), _fit(name, cell[0], font), INK, font, anchor="ms")
+        draw.text((middle, top - 4), _fit(name, cell[0], small), INK, small, anchor="ms")
     for i, name in enumerate(sheet.captions):
         row, column = divmod(i, sheet.columns)
         middle = left + GAP + column * pitch[0] + cell[0] / 2
         draw.text(
             (middle, top + GAP + row * pitch[1] + cell[1] + 1),
-            _fit(name, cell[0], font),
+            _fit(name, cell[0], small),
             INK,
-            font,
+            small,
             anchor="ma",
         )
     if sheet.note:
@@ -179,6 +181,13 @@ def _fit(text: str, width: float, font: ImageFont.FreeTypeFont) -> str:
     while text and font.getlength(text + "…") > width:
         text = text[:-1]
     return text.rstrip() + "…"
+
+
+def _fitting_font(texts: Sequence[str], width: float, size: int) -> ImageFont.FreeTypeFont:
+    """Return the largest font of up to ``size`` in which every text fits a width, or a small one."""
+    sizes = range(size, SMALLEST_FONT, -1)
+    fits = (_font(s) for s in sizes if all(_font(s).getlength(text) <= width for text in texts))
+    return next(fits, _font(SMALLEST_FONT))
 
 
 @functools.cache
