@@ -264,8 +264,8 @@ class UNet2D(ImageGenerator):
 class Block(nn.Module):
     """x + conv(silu(norm(conv(silu(norm(x)))))) with modulated norms, then attention if the level has it.
 
-    With a skip, x is that of the level below, upsampled if it is smaller, and the channels of the skip. All of
-    it belongs to the block, so that a compiled block reads and writes these maps once.
+    With a skip, the channels of x, upsampled if it is smaller, and of the skip are the input. This belongs to
+    the block, so that a compiled block reads and writes these maps once.
     """
 
     def __init__(self, c: UNet2DConfig, level: int, channels: int) -> None:
@@ -289,8 +289,8 @@ class Block(nn.Module):
 def upsample(x: Tensor) -> Tensor:
     """Nearest-neighbor upsampling by 2 in the dtype of the map; the convolution after it smooths the result.
 
-    Under autocast on a GPU, ``F.interpolate`` returns float32, and so would all layers up to the block's first
-    convolution: the concatenation with a skip, the norm and the shortcut.
+    Under autocast on a GPU, ``F.interpolate`` returns float32, and so would all layers up to the first
+    convolution of the block: the concatenation with a skip, the norm and the shortcut.
     """
     with torch.autocast(x.device.type, enabled=False):
         return F.interpolate(x, scale_factor=2.0, mode="nearest")
