@@ -207,8 +207,8 @@ class TrainConfig(_Run):
     # Of a feature with more vectors (locations), each step compares this many, drawn at random. Null: all.
     vectors: Count | None = None
     checkpoint_blocks: bool = False
-    # Compute the features of all real images once, and keep them on the device.
-    cache_features: bool = False
+    # Compute the features of all real images once, and keep them on the device. Auto: on a GPU, if they fit.
+    cache_features: bool | Literal["auto"] = False
     # Capture the step in a CUDA graph, on one GPU and without micro-batches or checkpointed blocks.
     cuda_graph: bool = True
     fsdp: bool = False

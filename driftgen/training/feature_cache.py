@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,10 +14,15 @@ from driftgen.data.images import RealData
 from driftgen.errors import InputError
 from driftgen.training.step_inputs import Features
 
-__all__ = ["CachedRows", "FeatureCache", "cacheable"]
+__all__ = ["CachedRows", "FeatureCache", "choose_images", "open_cache"]
 
+Setting = bool | Literal["auto"]  # auto: on a GPU, if the data allow it and the features fit
 ENCODED = 500  # images encoded at a time
 LARGEST_SHARE = 0.8  # of the free memory of a GPU
+
+
+class CacheTooLargeError(InputError):
+    """The features do not fit into the memory of the GPU."""
 
 
 class FeatureCache:
@@ -68,10 +74,9 @@ class FeatureCache:
         if device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(device)
             if needed > LARGEST_SHARE * free:
-                raise InputError(
-                    f"cache_features=true: the features of {rows:,} images need {needed / 2**30:.1f} GiB, "
-                    f"the GPU has {free / 2**30:.1f} GiB free: set cache_features=false, or "
-                    "data.augment.flip=false"
+                raise CacheTooLargeError(
+                    f"the features of {rows:,} images need {needed / 2**30:.1f} GiB, the GPU has "
+                    f"{free / 2**30:.1f} GiB free"
                 )
         self.tables = {name: value.new_empty(rows, *value.shape[1:]) for name, value in features.items()}
 
@@ -98,19 +103,46 @@ class CachedRows:
         """Do nothing: there are no background workers."""
 
 
-def cacheable(data: RealData, *, queue: bool) -> ArrayImages:
-    """Return the data if a cache can hold its features, else raise."""
+def choose_images(
+    setting: Setting, data: RealData, device: torch.device, *, queue: bool
+) -> ArrayImages | None:
+    """Return the data if their features are to be cached, else None. Raises if they must be and cannot."""
+    problem = ""
     if queue:
-        raise InputError("cache_features=true: set queue.kind=index, queues hold samples and no features")
-    if not isinstance(data, ArrayImages):
-        raise InputError(
-            "cache_features=true: the images must be in memory, use an .npz file or arrays from Python"
-        )
-    if not data.is_exact_on_gpu:
-        raise InputError(
-            "cache_features=true: data.augment may flip images, but not crop, rotate, zoom or shift them"
-        )
-    return data
+        problem = "set queue.kind=index, queues hold samples and no features"
+    elif not isinstance(data, ArrayImages):
+        problem = "the images must be in memory, use an .npz file or arrays from Python"
+    elif not data.is_exact_on_gpu:
+        problem = "data.augment may flip images, but not crop, rotate, zoom or shift them"
+    elif setting is True or (setting == "auto" and device.type == "cuda"):
+        return data
+    if setting is True:
+        raise InputError(f"cache_features=true: {problem}")
+    return None
+
+
+def open_cache(
+    setting: Setting,
+    images: ArrayImages | None,
+    encode: Callable[[Tensor], Mapping[str, Tensor]],
+    device: torch.device,
+    autocast: torch.dtype | None,
+    info: Callable[[str], None],
+) -> FeatureCache | None:
+    """Compute the features of all images, if there are any, and say how much memory they take."""
+    if images is None:
+        return None
+    try:
+        cache = FeatureCache(images, encode, device, autocast)
+    except CacheTooLargeError as error:
+        if setting is True:
+            raise InputError(
+                f"cache_features=true: {error}: set cache_features=false, or data.augment.flip=false"
+            ) from None
+        info(f"features are computed at every step: {error}")
+        return None
+    info(str(cache))
+    return cache
 
 
 @torch.no_grad()

@@ -33,7 +33,7 @@ from driftgen.training.build import (
 )
 from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.config import TrainConfig
-from driftgen.training.feature_cache import CachedRows, FeatureCache, cacheable
+from driftgen.training.feature_cache import CachedRows, choose_images, open_cache
 from driftgen.training.graphed_step import GraphedStep, can_capture
 from driftgen.training.health import Health, never_trained
 from driftgen.training.loop import run_task
@@ -80,17 +80,13 @@ class Training:
         queue = config.queue.kind == "queue"
         self.data = place_data(open_data(config.data, parts.data), config.data, device, queue=queue)
         check_step(batch, self.data.shape, distributed)
-        sizes = StepSizes(batch.classes, batch.positives, batch.unconditional)
-        images = cacheable(self.data, queue=queue) if config.cache_features else None
-        ahead = device.type == "cuda" and not is_on_gpu(self.data) and images is None
-        samples = self.data if images is None else CachedRows(images)
-        self.source = open_source(samples, sizes, config.queue, config.seed, ahead=ahead)
+        images = choose_images(config.cache_features, self.data, device, queue=queue)
         self.tokenizer = make_tokenizer(config.tokenizer, device)
         torch.manual_seed(derive_seed(config.seed, WEIGHTS))
         self.generator = build_generator(
             config.generator,
-            self.source.shape,
-            self.source.num_classes,
+            self.data.shape,
+            len(self.data.class_names),
             checkpoint_blocks=config.checkpoint_blocks,
             given=parts.generator,
         )
@@ -99,7 +95,7 @@ class Training:
         mesh = make_mesh(config, distributed)
         if mesh is None:
             self.generator.to(device)  # with a mesh, the loop moves it shard by shard
-        self.phi = build_features(config, self.source.shape, self.tokenizer, device, mesh, parts.encoders)
+        self.phi = build_features(config, self.data.shape, self.tokenizer, device, mesh, parts.encoders)
         self.model: nn.Module = self.generator
         if config.compile:
             compile_parts(self.generator)
@@ -115,10 +111,11 @@ class Training:
         autocast = torch.bfloat16 if config.precision == "bfloat16" else None
         if autocast is not None and mesh is None and not parts.encoders:  # modules of the caller stay as is
             self.phi.cast_convolutions(autocast)
-        self.cache: FeatureCache | None = None
-        if images is not None:
-            self.cache = FeatureCache(images, self.phi.features, device, autocast)
-            info(str(self.cache))
+        self.cache = open_cache(config.cache_features, images, self.phi.features, device, autocast, info)
+        samples = CachedRows(images) if images is not None and self.cache is not None else self.data
+        ahead = device.type == "cuda" and self.cache is None and not is_on_gpu(self.data)
+        sizes = StepSizes(batch.classes, batch.positives, batch.unconditional)
+        self.source = open_source(samples, sizes, config.queue, config.seed, ahead=ahead)
         self.subsets = (
             None if config.vectors is None else VectorSubsets(self._count_vectors(), config.vectors)
         )

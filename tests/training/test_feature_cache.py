@@ -9,7 +9,7 @@ from driftgen.errors import InputError
 from driftgen.features import ResNetMAE
 from driftgen.model_io import save_model
 from driftgen.support.distributed import Distributed
-from driftgen.training.feature_cache import CachedRows, FeatureCache
+from driftgen.training.feature_cache import CachedRows, FeatureCache, choose_images
 from driftgen.training.trainer import Training
 from tests.support.accuracy import error
 from tests.support.runs import config, final, run
@@ -99,6 +99,31 @@ def test_files_are_not_cached(tmp_path):
     changes = ["data.kind=images", f"data.path={tmp_path}", "data.size=8", "data.channels=1"]
     with pytest.raises(InputError, match="must be in memory"):
         Training(config(*changes, "cache_features=true", "data.augment={}"), Distributed.start("cpu"))
+
+
+def test_auto_caches_on_a_gpu_only():
+    data = Training(config(FLIP), Distributed.start("cpu")).data
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert choose_images("auto", data, gpu, queue=False) is data
+    assert choose_images("auto", data, gpu, queue=True) is None
+    assert choose_images("auto", data, cpu, queue=False) is None
+    assert choose_images(True, data, cpu, queue=False) is data
+    assert choose_images(False, data, gpu, queue=False) is None
+    crop = Training(config("data.augment={crop: random-resized}"), Distributed.start("cpu")).data
+    assert choose_images("auto", crop, gpu, queue=False) is None
+    assert Training(config(FLIP, "cache_features=auto"), Distributed.start("cpu")).cache is None
+
+
+@pytest.mark.cuda
+def test_auto_caches_what_fits(monkeypatch):
+    said = []
+    assert Training(config(FLIP, "cache_features=auto"), Distributed.start("cuda"), said.append).cache
+    assert said[0].startswith("features of 2,874 images cached")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**19, 2**30))
+    task = Training(config(FLIP, "cache_features=auto"), Distributed.start("cuda"), said.append)
+    assert task.cache is None
+    assert said[1].startswith("features are computed at every step: the features of 2,874 images need")
+    assert task.compute_gradient(0).isfinite()
 
 
 @pytest.mark.cuda

@@ -61,7 +61,7 @@ def recipe(tmp_path):
         ("compile=no", False),
         ("data.augment.crop_scale.0=0.5", (0.5, 1.0)),
         ("data.limit=null", None),
-        ("generator.options.depth=4", {"depth": 4}),
+        ("generator.options={depth: 4}", {"depth": 4}),
         ("tokenizer.kind=sd-vae", {"kind": "sd-vae"}),
         # A file may be called anything.
         ("data.path=2024", "2024"),
@@ -96,7 +96,7 @@ def test_the_last_change_wins_and_nothing_else_changes():
     assert (config.optim.lr, config.optim.steps) == (3.0, 9)
     expected = load_recipe("cifar10").model_dump(exclude={"optim"})
     assert config.model_dump(exclude={"optim"}) == expected
-    assert load_recipe("cifar10").optim.lr == 2e-4
+    assert load_recipe("cifar10").optim.lr == 3e-3
 
 
 def test_floats_without_a_point_in_files(recipe):
@@ -267,7 +267,7 @@ def test_a_folder_of_the_same_name_is_no_recipe(tmp_path, monkeypatch):
     ("overrides", "lines"),
     [
         ([], []),
-        (["optim.lr=4e-4"], ["optim.lr: 0.0002 -> 0.0004"]),
+        (["optim.lr=4e-4"], ["optim.lr: 0.003 -> 0.0004"]),
         (["about=other", "expect.hours=1"], []),
         (["data.path=x"], ["data.path: null -> x"]),
         (["ema=[0.9]"], ["ema: [0.999, 0.9995] -> [0.9]"]),
