@@ -233,7 +233,7 @@ def test_ctrl_c_may_be_printed_before_the_program_begins_only():
         return killed_runs.finish([process], "it", (0, 130))
 
     end("runpy.py")
-    with pytest.raises(killed_runs.WrongError, match="it: a traceback: .*KeyboardInterrupt"):
+    with pytest.raises(killed_runs.WrongError, match=r"it: a traceback: .*KeyboardInterrupt"):
         end("driftgen/__main__.py")
 
 
