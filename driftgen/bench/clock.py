@@ -12,7 +12,7 @@ import torch
 
 from driftgen.bench.memory import Meter
 from driftgen.errors import InputError
-from driftgen.support.counts import check_count
+from driftgen.support.dense_tensors import check_count
 from driftgen.support.distributed import Distributed
 
 __all__ = ["Timing", "check_repeats", "find_device", "free", "timed"]
@@ -44,7 +44,7 @@ class Timing:
 
 def check_repeats(repeats: int) -> None:
     """Raise unless a number of timed calls is possible."""
-    check_count("repeats", repeats, MOST_REPEATS)
+    check_count("repeats", repeats, most=MOST_REPEATS)
 
 
 def timed(

@@ -22,7 +22,7 @@ from driftgen.bench.record import machine
 from driftgen.bench.step_bench import Sizes, build_step
 from driftgen.drift.loss import DriftingLoss
 from driftgen.errors import InputError
-from driftgen.support.counts import check_count
+from driftgen.support.dense_tensors import check_count
 from driftgen.support.untrusted_files import read_json
 
 __all__ = [
@@ -96,7 +96,7 @@ def exponent(x: Sequence[float], y: Sequence[float]) -> float | None:
 
 def check_points(points: int) -> None:
     """Raise unless a number of points per axis is possible."""
-    check_count("points", points, MOST_POINTS, least=2)
+    check_count("points", points, most=MOST_POINTS, least=2)
 
 
 def count_points(parts: Sequence[str], device: torch.device, points: int) -> int:

@@ -21,7 +21,7 @@ from driftgen.policy.environments import find_task, make_environment
 from driftgen.policy.lift_expert import LiftExpert
 from driftgen.policy.simulation import MOST_EPISODES, choose_processes
 from driftgen.support.atomic_write import PARTIAL, atomic_write, make_folder
-from driftgen.support.counts import check_count
+from driftgen.support.dense_tensors import check_count
 from driftgen.support.folder_lock import hold_file
 from driftgen.support.progress import track
 from driftgen.support.provenance import command_line, provenance
@@ -78,7 +78,7 @@ def collect(
     """
     if task not in EXPERTS:
         raise unknown_name("task", task, EXPERTS)
-    check_count("episodes", episodes, MOST_EPISODES)
+    check_count("episodes", episodes, most=MOST_EPISODES)
     try:
         import h5py  # noqa: F401
     except ImportError:

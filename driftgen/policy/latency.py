@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from driftgen.policy.rollout import Policy, chunk_sizes
-from driftgen.support.counts import check_count
+from driftgen.support.dense_tensors import check_count
 
 __all__ = ["Latency", "measure_latency"]
 
@@ -66,8 +66,8 @@ def measure_latency(
         repeats: timed calls, fewer if they take longer than 10 seconds, more if they take less than 0.2.
         warmup: calls before them.
     """
-    check_count("batch", batch, MOST_BATCH)
-    check_count("repeats", repeats, MOST_REPEATS)
+    check_count("batch", batch, most=MOST_BATCH)
+    check_count("repeats", repeats, most=MOST_REPEATS)
     _, observed, executed = chunk_sizes(policy)
     random = np.random.default_rng(0)
     observations: dict[str, Any] = {}

@@ -21,7 +21,7 @@ from driftgen.policy.rollout import Policy, Rollout, chunk_sizes, run_rollouts
 from driftgen.policy.simulation import MOST_EPISODES
 from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.checksum import weights_checksum
-from driftgen.support.counts import check_count
+from driftgen.support.dense_tensors import check_count
 from driftgen.support.progress import track
 from driftgen.support.provenance import environment, provenance
 from driftgen.support.untrusted_files import read_json
@@ -99,7 +99,7 @@ def evaluate_policies(
     """
     if not models:
         raise InputError("no model to evaluate: name at least one")
-    check_count("episodes", episodes, MOST_EPISODES)
+    check_count("episodes", episodes, most=MOST_EPISODES)
     about = find_task(task)
     path = make_folder(out) / "evaluation.json"
     seeds = list(range(first_seed, first_seed + episodes))

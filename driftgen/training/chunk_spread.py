@@ -21,7 +21,7 @@ from driftgen.policy.processor import ACTION
 from driftgen.policy.two_ways import navigate
 from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.checksum import weights_checksum
-from driftgen.support.counts import check_count
+from driftgen.support.dense_tensors import check_count
 from driftgen.support.provenance import command_line, environment, provenance
 from driftgen.training.policy_config import PolicyConfig
 from driftgen.training.policy_data import ChunkDraws, open_demonstrations
@@ -148,7 +148,7 @@ def compare_spread(
         rollouts: of each policy, in the toy two-ways.
         device: of the networks.
     """
-    check_count("chunks", chunks, MOST_CHUNKS)
+    check_count("chunks", chunks, most=MOST_CHUNKS)
     configs = [load_config(_run_config(run), PolicyConfig) for run in runs]
     first = configs[0]
     if data is not None:
