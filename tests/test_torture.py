@@ -110,12 +110,15 @@ def test_parts_share_the_time_and_fit_into_it():
     assert all(progress.seconds > 60 for progress in runner.progress.values())
 
 
-def test_lines_of_the_fuzz():
+def test_lines_of_a_search():
     progress = torture.Progress()
-    torture.read_fuzz(progress, "1,234 cases, worst relative error 2.5e-06, 0 failures", "again")
-    assert (progress.tried, progress.largest, progress.faults) == (1234, {"relative error": 2.5e-6}, [])
-    torture.read_fuzz(progress, "1300 cases, worst relative error: 0.5, 2 failures", "again")
-    assert progress.faults[0]["command"] == "again"
+    fault = {"text": "V is off by 0.01: seed 4, Case(...)", "command": "again"}
+    for count, error, faults in ((1200, 2.5e-6, []), (34, 1e-6, [fault])):
+        record = {"tried": count, "kinds": {"excluded": 2}, "largest": {"relative error": error}}
+        torture.read_counts(progress, json.dumps({**record, "faults": faults}))
+    torture.read_counts(progress, "a warning of a library")
+    assert (progress.tried, progress.largest, progress.faults) == (1234, {"relative error": 2.5e-6}, [fault])
+    assert progress.kinds == {"excluded": 4}
 
 
 @pytest.mark.slow
