@@ -1,36 +1,81 @@
-"""The ``driftgen`` command. Ctrl-C ends it quietly, also while it imports its libraries."""
+"""The ``driftgen`` command. Ctrl-C ends it without a traceback at every moment: also while it imports its
+libraries, in a finalizer, and while the interpreter exits."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
+import threading
+from contextlib import suppress
 from types import FrameType
 
 __all__ = ["main"]
+
+COMMAND = "driftgen.cli.root", "run_command"
+REPEAT_AFTER = 0.02  # seconds: the finalizer that lost Ctrl-C has ended by then
 
 
 def main() -> None:
     """Run the command."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if Ctrl-C is ignored
         signal.signal(signal.SIGINT, _interrupt)
+        sys.unraisablehook = _repeat_lost_interrupt
     from driftgen.cli import main
 
-    main()
+    try:
+        main()
+    except SystemExit as end:
+        _keep_exit_code(end.code if isinstance(end.code, int) else 0)
+        raise
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """End the process in the middle of an import, where an exception may be lost; else raise.
+    """Raise KeyboardInterrupt inside the command, which catches it; end the process everywhere else.
 
     Initialization in C and ``except ImportError`` of libraries turn a KeyboardInterrupt into other errors.
-    Nothing is being written while a library is imported.
+    Nothing is being written while a library is imported, nor before and after the command.
     """
-    place = frame
+    running, place = False, frame
     while place is not None:
         if place.f_code.co_filename.startswith("<frozen importlib"):
-            os.write(2, b"driftgen: interrupted\n")
-            os._exit(130)
+            running = False
+            break
+        running = running or (place.f_globals.get("__name__"), place.f_code.co_name) == COMMAND
         place = place.f_back
-    signal.default_int_handler(number, frame)
+    if running:
+        signal.default_int_handler(number, frame)
+    os.write(2, b"driftgen: interrupted\n")
+    os._exit(130)
+
+
+def _repeat_lost_interrupt(unraisable: sys.UnraisableHookArgs) -> None:
+    """Send Ctrl-C again after a finalizer or a callback, out of which no exception is raised."""
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        threading.Timer(REPEAT_AFTER, os.kill, (os.getpid(), signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(unraisable)
+
+
+def _keep_exit_code(code: int) -> None:
+    """Let the interpreter exit with the code of the command, which has ended.
+
+    The first signal changes nothing; the second ends the process at once, in case the exit takes long.
+    """
+    received = False
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        nonlocal received
+        if received:
+            os._exit(code)
+        received = True
+
+    with suppress(OSError, ValueError):  # a closed pipe: Python reports it at exit
+        sys.stdout.flush()
+    usual = {signal.SIGINT: _interrupt, signal.SIGTERM: signal.SIG_DFL}
+    for number, handler in usual.items():
+        if signal.getsignal(number) is handler:
+            signal.signal(number, receive)
 
 
 if __name__ == "__main__":

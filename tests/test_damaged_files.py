@@ -24,6 +24,7 @@ from driftgen.support.meta_init import check_network_size
 from driftgen.support.peak_memory import total_memory
 from driftgen.support.untrusted_files import read_array, read_arrays, read_json, reading
 from driftgen.support.yaml_files import parse
+from driftgen.training.ablation_run import _read_json
 from driftgen.training.config import Batch
 from driftgen.training.step_memory import step_bytes
 from tests.support.damaged_files import damage, odd_record, try_format
@@ -64,6 +65,12 @@ def test_cases_are_kept_by_their_seed():
     record = {"a": 1, "b": [2, {"c": None}]}
     assert len({odd_record(record, random.Random(i))[0] for i in range(300)}) > 60
     assert record == {"a": 1, "b": [2, {"c": None}]}
+
+
+def test_numbers_of_an_ablation_record_are_numbers(tmp_path):
+    (tmp_path / "r.json").write_text('{"seconds": "1.5", "scores": {"a": {"1.0": {"fid": 3}}}, "more": "x"}')
+    expected = {"seconds": 1.5, "scores": {"a": {"1.0": {"fid": 3.0}}}, "more": "x"}
+    assert _read_json(tmp_path / "r.json") == expected
 
 
 class Panic(BaseException):

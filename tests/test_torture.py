@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from tests.support import bad_command_lines, killed_runs, memory_growth
 from tests.support.fault_search import Counts, Fault, chosen, run_search
-from tests.support.fork_server import ROOT
+from tests.support.fork_server import CAPTURE, ROOT, start_code
 from tools import torture
 
 PLANTED = """
@@ -109,12 +110,15 @@ def test_parts_share_the_time_and_fit_into_it():
     assert all(progress.seconds > 60 for progress in runner.progress.values())
 
 
-def test_lines_of_the_fuzz():
+def test_lines_of_a_search():
     progress = torture.Progress()
-    torture.read_fuzz(progress, "1,234 cases, worst relative error 2.5e-06, 0 failures", "again")
-    assert (progress.tried, progress.largest, progress.faults) == (1234, {"relative error": 2.5e-6}, [])
-    torture.read_fuzz(progress, "1300 cases, worst relative error: 0.5, 2 failures", "again")
-    assert progress.faults[0]["command"] == "again"
+    fault = {"text": "V is off by 0.01: seed 4, Case(...)", "command": "again"}
+    for count, error, faults in ((1200, 2.5e-6, []), (34, 1e-6, [fault])):
+        record = {"tried": count, "kinds": {"excluded": 2}, "largest": {"relative error": error}}
+        torture.read_counts(progress, json.dumps({**record, "faults": faults}))
+    torture.read_counts(progress, "a warning of a library")
+    assert (progress.tried, progress.largest, progress.faults) == (1234, {"relative error": 2.5e-6}, [fault])
+    assert progress.kinds == {"excluded": 4}
 
 
 @pytest.mark.slow
@@ -198,6 +202,42 @@ def test_another_result_of_a_run_is_found(calm):
     changed = {**calm.tensors, name: calm.tensors[name] + 1}
     with pytest.raises(killed_runs.WrongError, match="differs from the other"):
         killed_runs.check_equal(calm.folder, dataclasses.replace(calm, tensors=changed))
+
+
+def test_sigterm_may_end_a_process_before_and_after_its_run_only(calm, tmp_path):
+    check, text = killed_runs.check_interrupted, "resumed after step 24: the run is complete"
+    check("it", -signal.SIGTERM, "", tmp_path)
+    check("it", -signal.SIGTERM, text, calm.folder)
+    held = tmp_path / "held"
+    shutil.copytree(calm.folder, held)
+    (held / "driftgen.lock").touch()
+    unfinished = tmp_path / "unfinished"
+    shutil.copytree(calm.folder, unfinished)
+    shutil.rmtree(max((unfinished / "checkpoints").iterdir()))
+    for folder in (held, unfinished):
+        with pytest.raises(killed_runs.WrongError, match="the run had begun"):
+            check("it", -signal.SIGTERM, text, folder)
+    check("it", 130, "driftgen: interrupted\n", held)
+    with pytest.raises(killed_runs.WrongError, match="no message"):
+        check("it", 130, text, calm.folder)
+
+
+def test_a_traceback_is_shown_with_its_place():
+    code = "import atexit; atexit.register(lambda: 1 / 0)"
+    process = start_code(code, stdout=CAPTURE, stderr=CAPTURE)
+    with pytest.raises(killed_runs.WrongError, match=r"it: a traceback: Exception .*ZeroDivisionError"):
+        killed_runs.finish([process], "it", (0,))
+
+
+def test_ctrl_c_may_be_printed_before_the_program_begins_only():
+    def end(place):
+        code = f"exec(compile('raise KeyboardInterrupt', {place!r}, 'exec'))"
+        process = start_code(code, stdout=CAPTURE, stderr=CAPTURE)
+        return killed_runs.finish([process], "it", (0, 130))
+
+    end("runpy.py")
+    with pytest.raises(killed_runs.WrongError, match=r"it: a traceback: .*KeyboardInterrupt"):
+        end("driftgen/__main__.py")
 
 
 @pytest.mark.slow

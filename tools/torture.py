@@ -15,7 +15,6 @@ import json
 import os
 import platform
 import random
-import re
 import shlex
 import signal
 import subprocess
@@ -40,8 +39,6 @@ __all__ = ["PARTS", "Part", "Progress", "main"]
 
 ROOT = Path(__file__).parents[1]
 GRACE = 150.0  # seconds that a part may take beyond its share, before it counts as a hang
-COUNT = re.compile(r"([\d,]+) (cases|failures?|faults?)\b")
-WORST = re.compile(r"worst relative error:? ([\d.e+-]+)")
 
 
 @dataclass
@@ -81,10 +78,7 @@ class Progress:
         }
 
 
-Reader = Callable[[Progress, str, str], None]
-
-
-def read_counts(progress: Progress, line: str, command: str) -> None:
+def read_counts(progress: Progress, line: str) -> None:
     """Add a line of a search: counts and faults as JSON, see tests/support/fault_search."""
     try:
         record = json.loads(line)
@@ -97,35 +91,19 @@ def read_counts(progress: Progress, line: str, command: str) -> None:
     progress.faults += record["faults"]
 
 
-def read_fuzz(progress: Progress, line: str, command: str) -> None:
-    """Take the counts from a line of the fuzz: "1,234 cases, worst relative error 1e-6, 0 failures"."""
-    for number, word in COUNT.findall(line):
-        count = int(number.replace(",", ""))
-        if word == "cases":
-            progress.tried = count
-        elif count:
-            progress.faults = [{"text": f"{count} failures: {line.strip()}", "command": command}]
-    if match := WORST.search(line):
-        progress.largest["relative error"] = float(match[1])
-
-
 @dataclass(frozen=True)
 class Part:
     """A class of faults.
 
     Attributes:
-        module: generates the cases: ``python -m MODULE --seconds N --seed S``.
+        module: generates the cases: ``python -m MODULE --seconds N --seed S --json``.
         weight: share of the time.
         about: the cases, for the screen.
-        read: adds a line that the module prints.
-        options: further arguments of the module.
     """
 
     module: str
     weight: float
     about: str
-    read: Reader = read_counts
-    options: tuple[str, ...] = ("--json",)
 
 
 # In this order two jobs end at the same time.
@@ -133,7 +111,7 @@ PARTS: dict[str, Part] = {
     "kills": Part("tests.support.killed_runs", 5, "runs killed and resumed"),
     "command lines": Part("tests.support.bad_command_lines", 5, "command lines with an odd value"),
     "files": Part("tests.support.damaged_files", 3, "files damaged or with an odd value"),
-    "numbers": Part("tests.support.fuzz", 3, "fields and losses against float64", read_fuzz, ()),
+    "numbers": Part("tests.support.fuzz", 3, "fields and losses against float64"),
     "memory": Part("tests.support.memory_growth", 2, "steps of one run"),
     "arguments": Part("tests.support.odd_api_inputs", 2, "calls with an odd argument"),
 }
@@ -160,7 +138,7 @@ class Runner:
     def command(self, name: str) -> list[str]:
         """Return the words of a part's command after ``python``."""
         part, seconds = self.parts[name], self.progress[name].seconds
-        return ["-m", part.module, "--seconds", f"{seconds:.0f}", "--seed", str(self.seed), *part.options]
+        return ["-m", part.module, "--seconds", f"{seconds:.0f}", "--seed", str(self.seed), "--json"]
 
     def run(self, show: Callable[[], None]) -> None:
         """Run all parts. ``show`` is called several times a second."""
@@ -193,7 +171,7 @@ class Runner:
             self._run_part(name)
 
     def _run_part(self, name: str) -> None:
-        progress, part = self.progress[name], self.parts[name]
+        progress = self.progress[name]
         progress.state, progress.started = "running", time.monotonic()
         # Parts before it may have taken more than their share.
         progress.seconds = max(1.0, min(progress.seconds, self.end - progress.started))
@@ -214,7 +192,7 @@ class Runner:
         watch.start()
         assert process.stdout is not None
         for line in process.stdout:
-            part.read(progress, line, again)
+            read_counts(progress, line)
             progress.tail = [*progress.tail[-9:], line.rstrip()]
         code = process.wait()
         late = not watch.is_alive()

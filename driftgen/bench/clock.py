@@ -12,12 +12,14 @@ import torch
 
 from driftgen.bench.memory import Meter
 from driftgen.errors import InputError
+from driftgen.support.dense_tensors import check_count
 from driftgen.support.distributed import Distributed
 
-__all__ = ["Timing", "find_device", "free", "timed"]
+__all__ = ["Timing", "check_repeats", "find_device", "free", "timed"]
 
 # Short calls are repeated for this long: caches are cold at first, and the GPU clock is low.
 LEAST_SECONDS = 0.1
+MOST_REPEATS = 100_000
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,11 @@ class Timing:
     queued_seconds: float | None = None
 
 
+def check_repeats(repeats: int) -> None:
+    """Raise unless a number of timed calls is possible."""
+    check_count("repeats", repeats, most=MOST_REPEATS)
+
+
 def timed(
     step: Callable[[], Any],
     device: torch.device,
@@ -57,8 +64,7 @@ def timed(
     pass ``meter=False`` for it. With ``cold_peak`` the peak on a GPU includes the first call, in which a CUDA
     graph allocates its memory.
     """
-    if repeats < 1:
-        raise InputError(f"repeats={repeats} must be at least 1")
+    check_repeats(repeats)
     if device.type == "cuda":
         return _on_gpu(step, repeats, warmup, cold_peak, least_seconds)
     start = time.perf_counter()

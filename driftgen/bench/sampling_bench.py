@@ -26,6 +26,7 @@ from driftgen.generators.fp8 import check_fp8, use_fp8
 from driftgen.ops.compile import compile_parts
 from driftgen.ops.cuda_graphs import GraphedFunction, check_compiler, static_shapes
 from driftgen.pipeline import DriftPipeline
+from driftgen.support.dense_tensors import check_count
 
 __all__ = [
     "MODES",
@@ -76,8 +77,7 @@ def check_sampling(
         if preset not in dit.PRESETS and preset not in unet.PRESETS:
             raise unknown_name("preset", preset, [*dit.PRESETS, *unet.PRESETS])
     for batch in batches:
-        if not 1 <= batch <= LARGEST_BATCH:
-            raise InputError(f"batch={batch} must be from 1 to {LARGEST_BATCH:,}")
+        check_count("batch", batch, most=LARGEST_BATCH)
     for mode in modes:
         if mode not in MODES:
             raise unknown_name("mode", mode, MODES)

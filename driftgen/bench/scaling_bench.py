@@ -22,12 +22,14 @@ from driftgen.bench.record import machine
 from driftgen.bench.step_bench import Sizes, build_step
 from driftgen.drift.loss import DriftingLoss
 from driftgen.errors import InputError
+from driftgen.support.dense_tensors import check_count
 from driftgen.support.untrusted_files import read_json
 
 __all__ = [
     "PARTS",
     "Curve",
     "Point",
+    "check_points",
     "count_points",
     "exponent",
     "measure_growth",
@@ -45,6 +47,7 @@ STEP_AXES = {
     "cpu": {"classes": (1, 2), "samples": (2, 4)},
     "cuda": {"classes": (1, 4), "samples": (8, 32)},
 }
+MOST_POINTS = 20
 VECTORS = 16  # per feature
 OnPoint = Callable[[float], None]
 
@@ -91,6 +94,11 @@ def exponent(x: Sequence[float], y: Sequence[float]) -> float | None:
     return float(np.polyfit(np.log(x[keep]), np.log(y[keep]), 1)[0])
 
 
+def check_points(points: int) -> None:
+    """Raise unless a number of points per axis is possible."""
+    check_count("points", points, most=MOST_POINTS, least=2)
+
+
 def count_points(parts: Sequence[str], device: torch.device, points: int) -> int:
     """Return the number of measurements."""
     axes = {"loss": len(LOSS_AXES[device.type]), "step": len(STEP_AXES[device.type])}
@@ -101,8 +109,7 @@ def measure_growth(
     part: str, device: torch.device, points: int, repeats: int, on_point: OnPoint = lambda seconds: None
 ) -> list[Curve]:
     """Measure the curves of ``"loss"`` or ``"step"``. An axis ends early if memory runs out."""
-    if points < 2:
-        raise InputError(f"points={points} must be at least 2")
+    check_points(points)
     axes = (LOSS_AXES if part == "loss" else STEP_AXES)[device.type]
     measure = _measure_loss if part == "loss" else _measure_step
     fixed = {axis: value for axis, (_, value) in axes.items()}

@@ -63,7 +63,7 @@ def loss(
     Groups larger than 64/64/16 are measured beside such groups, to compare the time per pair.
     """
     arguments = _arguments(locals())
-    from driftgen.bench.clock import find_device
+    from driftgen.bench.clock import check_repeats, find_device
     from driftgen.bench.loss_bench import Case, default_cases, measure_beside_small_groups
     from driftgen.bench.record import check_json, machine
     from driftgen.support.progress import track
@@ -80,7 +80,7 @@ def loss(
         cases = [Case.single(*_or((*given, each), usual)) for each in _widths(width)]
     else:
         cases = default_cases(place)
-    _check_repeats(repeats)
+    check_repeats(repeats)
     check_json(json)
     rows: list[Row] = []
     with track("loss", len(cases), "ms") as on_step:
@@ -136,7 +136,7 @@ def step(
         return
     if changes:
         raise InputError(f"--set {changes[0]}: there is no recipe to change; give --recipe")
-    from driftgen.bench.clock import find_device
+    from driftgen.bench.clock import check_repeats, find_device
     from driftgen.bench.record import check_json, machine
     from driftgen.bench.step_bench import default_sizes, measure_steps, profile_sizes
     from driftgen.support.progress import track
@@ -161,7 +161,7 @@ def step(
     variants += [replace(variants[0], without=op) for op in without or []]
     if graph and place.type != "cuda":
         raise InputError(f"--graph needs an NVIDIA GPU: device={place.type} has no CUDA graphs")
-    _check_repeats(repeats)
+    check_repeats(repeats)
     check_json(json)
     with track("step", 1 + len(variants), "s") as on_step:
         rows = measure_steps(variants, place, repeats, on_step)
@@ -205,7 +205,7 @@ def sampling(
 ) -> None:
     """Sampled images per second: eager, compiled, CUDA graph, fp8, whole pipeline of one and of 8 batches."""
     arguments = _arguments(locals())
-    from driftgen.bench.clock import find_device
+    from driftgen.bench.clock import check_repeats, find_device
     from driftgen.bench.record import check_json, machine
     from driftgen.bench.sampling_bench import check_sampling, default_modes, default_presets, measure_sampling
     from driftgen.support.progress import track
@@ -216,7 +216,7 @@ def sampling(
     presets, batches = preset or presets, batch or batches
     modes = mode or default_modes(place, presets)
     check_sampling(presets, batches, modes, place)
-    _check_repeats(repeats)
+    check_repeats(repeats)
     check_json(json)
     rows, done = [], 0
     with track("sampling", len(presets) * len(batches) * len({"eager", *modes}), "ms") as on_step:
@@ -245,7 +245,7 @@ def scaling(
     """Growth of time and memory with classes, samples, features, width and processes."""
     arguments = _arguments(locals())
     from driftgen.bench import scaling_bench as growth
-    from driftgen.bench.clock import find_device
+    from driftgen.bench.clock import check_repeats, find_device
     from driftgen.bench.figure import draw_growth
     from driftgen.bench.record import machine, make_record, write_json
     from driftgen.support.atomic_write import make_folder
@@ -253,9 +253,8 @@ def scaling(
 
     if what not in (*growth.PARTS, "all"):
         raise unknown_name("what", what, (*growth.PARTS, "all"))
-    if points < 2:
-        raise InputError(f"points={points} must be at least 2")
-    _check_repeats(repeats)
+    growth.check_points(points)
+    check_repeats(repeats)
     place = find_device(device)
     make_folder(out)
     parts = [part for part in growth.PARTS if what in (part, "all")]
@@ -304,7 +303,7 @@ def _measure_recipe(
     arguments: dict[str, Any],
 ) -> None:
     from driftgen.bench import recipe_bench
-    from driftgen.bench.clock import find_device
+    from driftgen.bench.clock import check_repeats, find_device
     from driftgen.bench.record import check_json, machine
     from driftgen.bench.switches import op_names
     from driftgen.support.progress import track
@@ -318,7 +317,7 @@ def _measure_recipe(
         recipe_bench.RecipeCase(recipe, task, tuple(changes or []), op) for op in [None, *(without or [])]
     ]
     cases[0].check()
-    _check_repeats(repeats)
+    check_repeats(repeats)
     check_json(json)
     with track(recipe, recipe_bench.count_references(task, place) + len(cases), "s") as on_step:
         rows = recipe_bench.measure_recipe(cases, place, repeats, on_step)
@@ -373,11 +372,6 @@ def _widths(text: str | None) -> list[int | None]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise InputError(f"width={text!r}: give a whole number or several, such as 64,256,1024") from None
-
-
-def _check_repeats(repeats: int) -> None:
-    if repeats < 1:
-        raise InputError(f"repeats={repeats} must be at least 1")
 
 
 def _arguments(given: dict[str, Any]) -> dict[str, Any]:

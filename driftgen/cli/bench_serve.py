@@ -40,6 +40,7 @@ def serve(
     from driftgen.bench.record import check_json, machine, write_json
     from driftgen.bench.serve_bench import EVALUATOR, Plan, measure_faults, measure_modes, show_row
     from driftgen.interop.model_sources import find_model
+    from driftgen.support.dense_tensors import check_count
     from driftgen.support.provenance import command_line, environment, provenance
 
     counts = tuple(clients or (1, 16, 64, 256))
@@ -50,8 +51,7 @@ def serve(
     ):
         if not 0 < value <= most or min(counts) < 1:
             raise InputError(f"{name}={value:g} must be above 0, at most {most}")
-    if not 1 <= batch_size <= 2**16:
-        raise InputError(f"batch-size={batch_size} must be from 1 to {2**16}")
+    check_count("batch-size", batch_size, most=2**16)
     place = find_device(device)
     find_model(model)
     check_json(json)

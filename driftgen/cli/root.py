@@ -81,10 +81,15 @@ app.add_typer(policies.policy, name="policy")
 app.add_typer(bench, name="bench")
 
 
+def run_command() -> Any:
+    """Run the command and return its exit code. Ctrl-C raises here and nowhere else: see ``__main__``."""
+    return app(standalone_mode=False)
+
+
 def main() -> None:
     """Run the command. Wrong input prints one line and exits with code 2, a lost process with code 1."""
     try:
-        code: Any = app(standalone_mode=False)
+        code = run_command()
     except InputError as error:
         code = _fail(explained(str(error), error.topic))
     except (KeyboardInterrupt, typer.Abort):  # typer raises Abort for Ctrl-C at a question

@@ -36,16 +36,13 @@ ROWS = 1000  # rows whose headers are read at a time
 def open_parquet(place: Place, config: Data) -> EncodedImages:
     """Open parquet files. ``datasets`` keeps an uncompressed, memory-mapped copy of them in its cache."""
     datasets = _library()
-    import pyarrow
     import pyarrow.parquet
 
     schema, count = None, 0
     for path in place.files:
-        try:
+        with _errors(str(path), "a parquet file"):
             metadata = pyarrow.parquet.read_metadata(path)
             columns = set(metadata.schema.to_arrow_schema().names)
-        except (OSError, pyarrow.ArrowException) as error:
-            raise InputError(f"{path} cannot be read as a parquet file: {_one_line(error)}") from None
         if schema is not None and columns != schema:
             names = ", ".join(sorted(columns ^ schema))
             raise InputError(
@@ -57,6 +54,7 @@ def open_parquet(place: Place, config: Data) -> EncodedImages:
     files = [str(path) for path in place.files]
     with _errors(str(place.path)), _quiet(datasets):
         dataset = datasets.load_dataset("parquet", data_files=files, split="train")
+        _check_table(dataset)
     return open_rows(dataset, str(place.path), config, place.notes)
 
 
@@ -69,7 +67,17 @@ def open_saved(place: Place, config: Data) -> EncodedImages:
     if isinstance(dataset, datasets.DatasetDict):
         split, notes = choose_split(place.path, list(dataset))
         dataset = dataset[split]
+    with _errors(str(place.path)):
+        _check_table(dataset)
     return open_rows(dataset, str(place.path), config, notes)
+
+
+def _check_table(dataset: Any) -> None:
+    """Raise if offsets or texts of a memory-mapped table are damaged: Arrow would crash when it reads them.
+
+    Reads the offsets of all columns and the characters of the columns of text, not the bytes of images.
+    """
+    dataset.data.validate(full=True)
 
 
 def open_rows(dataset: Any, where: str, config: Data, notes: Sequence[str] = ()) -> EncodedImages:
@@ -92,8 +100,14 @@ def is_dataset_dict(data: Any) -> bool:
 
 def list_rows(dataset: Any, where: str, conditional: bool = True) -> tuple[Listing, set[tuple[int, int]]]:
     """Return the encoded images of a ``datasets.Dataset`` with their labels, and all sizes of its images."""
+    with _errors(where):
+        return _list_rows(dataset, where, conditional)
+
+
+def _list_rows(dataset: Any, where: str, conditional: bool) -> tuple[Listing, set[tuple[int, int]]]:
     if len(dataset) == 0:
         raise InputError(f"{where} holds no rows: add images")
+    dataset = dataset.with_format(None)  # a format may leave columns out
     column = _image_column(dataset, where)
     images = _encoded(dataset, column, where)
     rows = _Rows(images, column)
@@ -177,7 +191,7 @@ def _with_labels(listing: Listing, dataset: Any) -> Listing:
     column = column or next(iter(kinds), None)
     if column is None:
         return listing._replace(notes=[f"{where}: no column label, all images are of one class"])
-    values = dataset.with_format(None).select_columns([column])[:][column]
+    values = dataset.select_columns([column])[:][column]
     for row, value in enumerate(values):
         wrong = isinstance(value, bool) or not isinstance(value, int | str) or value == ""
         if wrong or (isinstance(value, int) and value < 0):
@@ -245,12 +259,15 @@ def _quiet(datasets: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _errors(where: str) -> Iterator[None]:
+def _errors(where: str, what: str = "a Hugging Face dataset") -> Iterator[None]:
+    """Turn an exception of a library into an InputError; its own type says more than its message."""
     try:
         yield
+    except InputError:
+        raise
     except Exception as error:  # of pyarrow, datasets, the file system
         cause = error.__cause__ or error  # the library wraps errors in "an error occurred"
-        raise InputError(f"{where} cannot be read as a Hugging Face dataset: {_one_line(cause)}") from None
+        raise InputError(f"{where} cannot be read as {what}: {_one_line(cause)}") from None
 
 
 def _one_line(error: BaseException) -> str:

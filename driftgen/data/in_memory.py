@@ -107,8 +107,6 @@ class DatasetImages:
         if self.crop is None and len({image.size for image in pictures}) > 1:
             self.crop = config.size or default_size
         tensors = [self._to_tensor(image) for image in probed]
-        for image in tensors:
-            check_dense("data", image)
         self.signed = any(float(image.min()) < 0 for image in tensors)
         self.stored = tuple(tensors[0].shape)
         if len(self.stored) != 3 or self.stored[0] not in (1, 3):
@@ -168,6 +166,7 @@ class DatasetImages:
             if array.dtype.kind not in "biuf":
                 raise InputError(f"data: an image is a {type(image).__name__}, expected an array of numbers")
             image = torch.from_numpy(array)
+        check_dense("data", image)
         return image.float() if image.is_floating_point() else to_float(image).add(1).div(2)
 
     def _labels(self) -> tuple[NDArray[np.int64], list[str]]:
@@ -210,6 +209,8 @@ def _split_item(item: Any, index: int) -> tuple[Any, Any]:
 
 
 def _label(value: Any, index: int) -> int | str:
+    if isinstance(value, Tensor):
+        check_dense("data", value)
     number = value.tolist() if isinstance(value, Tensor | np.generic | np.ndarray) else value
     if isinstance(number, list) and len(number) == 1:
         number = number[0]

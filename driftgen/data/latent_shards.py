@@ -147,7 +147,7 @@ def read_index(folder: Path) -> dict[str, Any]:
     if index.get("version") != VERSION:
         raise InputError(f"{path} has version {shown(index.get('version'))}, expected {VERSION}: {AGAIN}")
     try:
-        _Index.model_validate(index)
+        index |= _Index.model_validate(index).model_dump()  # 6.0 and "6" become 6
         options = _Options.model_validate_json(index["identity"]["options"])
     except ValidationError as error:
         first = error.errors()[0]

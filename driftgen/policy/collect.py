@@ -19,8 +19,9 @@ import driftgen
 from driftgen.errors import InputError, unknown_name
 from driftgen.policy.environments import find_task, make_environment
 from driftgen.policy.lift_expert import LiftExpert
-from driftgen.policy.simulation import default_processes
+from driftgen.policy.simulation import MOST_EPISODES, choose_processes
 from driftgen.support.atomic_write import PARTIAL, atomic_write, make_folder
+from driftgen.support.dense_tensors import check_count
 from driftgen.support.folder_lock import hold_file
 from driftgen.support.progress import track
 from driftgen.support.provenance import command_line, provenance
@@ -77,8 +78,7 @@ def collect(
     """
     if task not in EXPERTS:
         raise unknown_name("task", task, EXPERTS)
-    if episodes < 1:
-        raise InputError(f"episodes={episodes}: collect at least one")
+    check_count("episodes", episodes, most=MOST_EPISODES)
     try:
         import h5py  # noqa: F401
     except ImportError:
@@ -120,7 +120,7 @@ def _collect_parts(
     """Simulate attempts in the order of their seeds until enough succeed; return the file of each attempt."""
     stored: list[Path] = []
     successes = 0
-    count = default_processes(episodes) if processes is None else processes
+    count = choose_processes(processes, episodes)
     work = partial(_attempt, parts, task, images)
     title = f"{find_task(task).title} demonstrations"
     with _workers(count) as mapped, track(title, episodes, "success rate") as progress:

@@ -13,10 +13,12 @@ import torch
 from torch import nn
 
 from driftgen.policy.rollout import Policy, chunk_sizes
+from driftgen.support.dense_tensors import check_count
 
 __all__ = ["Latency", "measure_latency"]
 
 LEAST_SECONDS, MOST_SECONDS = 0.2, 10.0
+MOST_BATCH, MOST_REPEATS = 2**16, 100_000
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ def measure_latency(
         repeats: timed calls, fewer if they take longer than 10 seconds, more if they take less than 0.2.
         warmup: calls before them.
     """
+    check_count("batch", batch, most=MOST_BATCH)
+    check_count("repeats", repeats, most=MOST_REPEATS)
     _, observed, executed = chunk_sizes(policy)
     random = np.random.default_rng(0)
     observations: dict[str, Any] = {}

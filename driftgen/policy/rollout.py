@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from driftgen.errors import InputError
 from driftgen.policy.environments import find_task
-from driftgen.policy.simulation import Simulation, Status, default_processes
+from driftgen.policy.simulation import Simulation, Status, choose_processes
 from driftgen.support.rng import derive_generator, derive_seed
 
 __all__ = ["Policy", "RandomPolicy", "Rollout", "chunk_sizes", "run_rollouts"]
@@ -134,7 +134,7 @@ def run_rollouts(
     if not seeds:
         raise InputError("seeds are empty: simulate at least one episode")
     _, observed, executed = chunk_sizes(policy)
-    processes = default_processes(min(len(seeds), batch)) if processes is None else processes
+    processes = choose_processes(processes, min(len(seeds), batch))
     rollouts: list[Rollout] = []
 
     limit = find_task(task).max_steps if max_steps is None else max_steps

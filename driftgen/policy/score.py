@@ -18,8 +18,10 @@ from driftgen.errors import InputError
 from driftgen.policy.environments import SimulatedTask, find_task
 from driftgen.policy.latency import measure_latency
 from driftgen.policy.rollout import Policy, Rollout, chunk_sizes, run_rollouts
+from driftgen.policy.simulation import MOST_EPISODES
 from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.checksum import weights_checksum
+from driftgen.support.dense_tensors import check_count
 from driftgen.support.progress import track
 from driftgen.support.provenance import environment, provenance
 from driftgen.support.untrusted_files import read_json
@@ -97,8 +99,7 @@ def evaluate_policies(
     """
     if not models:
         raise InputError("no model to evaluate: name at least one")
-    if episodes < 1:
-        raise InputError(f"episodes={episodes}: simulate at least one")
+    check_count("episodes", episodes, most=MOST_EPISODES)
     about = find_task(task)
     path = make_folder(out) / "evaluation.json"
     seeds = list(range(first_seed, first_seed + episodes))

@@ -15,8 +15,11 @@ from numpy.typing import NDArray
 
 from driftgen.errors import InputError
 from driftgen.policy.environments import find_task, make_environment
+from driftgen.support.dense_tensors import check_count
 
-__all__ = ["Simulation", "Status", "default_processes"]
+__all__ = ["MOST_EPISODES", "Simulation", "Status", "choose_processes"]
+
+MOST_EPISODES, MOST_STEPS, MOST_PROCESSES = 100_000, 1_000_000, 1024
 
 Array = NDArray[Any]
 
@@ -136,6 +139,7 @@ class Simulation:
         self, task: str, preset: str, *, observed: int = 2, max_steps: int | None = None, processes: int = 1
     ) -> None:
         limit = find_task(task).max_steps if max_steps is None else max_steps
+        check_count("max_steps", limit, most=MOST_STEPS)
         options = (task, preset, observed, limit)
         self._group: _Group | None = _Group(*options) if processes <= 1 else None
         self._workers: list[tuple[Any, Connection]] = []
@@ -210,7 +214,10 @@ def _died(worker: Any) -> InputError:
     )
 
 
-def default_processes(episodes: int) -> int:
-    """Return a number of processes: one per CPU core, at most one per episode."""
+def choose_processes(processes: int | None, episodes: int) -> int:
+    """Return a number of processes; by default one per CPU core, at most one per episode."""
+    if processes is not None:
+        check_count("processes", processes, most=MOST_PROCESSES)
+        return processes
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(cores, episodes))

@@ -35,6 +35,7 @@ from driftgen.pipeline import DriftPipeline
 from driftgen.report.neighbor_figure import NeighborRow, draw_neighbors
 from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.checksum import weights_checksum
+from driftgen.support.dense_tensors import check_count
 from driftgen.support.distributed import Distributed
 from driftgen.support.provenance import provenance
 
@@ -88,8 +89,7 @@ def compare_with_training(
         The search and the paths of the files.
     """
     for option, value, most in (("show", show, MOST_ROWS), ("nearest", nearest, MOST_NEIGHBORS)):
-        if not 1 <= value <= most:
-            raise InputError(f"{option}={value} must be from 1 to {most}")
+        check_count(option, value, most=most)
     place = Distributed.start(device).device
     pipe = DriftPipeline.from_pretrained(model, device=place, tokenizer=tokenizer, batch_size=batch_size)
     alpha = pipe.check(guidance=guidance, seed=seed, output="numpy")

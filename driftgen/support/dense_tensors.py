@@ -51,10 +51,12 @@ def check_tensor(argument: str, value: Any, like: Tensor, *, floating: bool | No
         )
 
 
-def check_count(argument: str, value: Any, least: int = 1) -> None:
-    """Raise ``InputError`` unless a value is an integer from ``least`` to 2^31 - 1."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) < 2**31:
-        raise InputError(f"{argument}={str(value)[:80]} must be at least {least}, a whole number below 2^31")
+def check_count(argument: str, value: Any, least: int = 1, most: int | None = None) -> None:
+    """Raise ``InputError`` unless a value is an integer from ``least`` to ``most``, or to 2^31 - 1."""
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole or not least <= int(value) <= (2**31 - 1 if most is None else most):
+        bounds = f"from {least} to {most:,}" if most else f"at least {least}, a whole number below 2^31"
+        raise InputError(f"{argument}={str(value)[:80]} must be {bounds}")
 
 
 def check_seed(argument: str, seed: Any) -> None:

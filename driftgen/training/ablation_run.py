@@ -364,8 +364,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     advice = f"remove {path.parent} to run it again"
     record = read_json(path, "the record of a run", advice, finite=False)
     with reading(path, "the record of a run", advice):
-        _Record.model_validate(record)
-    return record
+        return record | _Record.model_validate(record).model_dump(exclude_unset=True)  # "1" becomes 1.0
 
 
 def _write_json(path: Path, record: Any) -> None:

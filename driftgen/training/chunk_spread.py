@@ -21,6 +21,7 @@ from driftgen.policy.processor import ACTION
 from driftgen.policy.two_ways import navigate
 from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.checksum import weights_checksum
+from driftgen.support.dense_tensors import check_count
 from driftgen.support.provenance import command_line, environment, provenance
 from driftgen.training.policy_config import PolicyConfig
 from driftgen.training.policy_data import ChunkDraws, open_demonstrations
@@ -34,6 +35,7 @@ NEIGHBORS = 16  # observations of different episodes, the chosen one among them
 CANDIDATES = 4096  # windows that are examined, spread evenly
 DENSE = 0.1  # share of the candidates whose neighbors count as near
 ROLLOUTS = 100  # of the toy
+MOST_CHUNKS = 10_000  # of a policy: all pairs of them are compared
 COLORS = {"drifting": "tab:blue", "diffusion": "tab:green", "regression": "tab:red"}
 FIGURE, RECORD = "spread.png", "spread.json"
 EVALUATOR = "chunks from one observation, beside the demonstrated chunks of the nearest observations"
@@ -146,6 +148,7 @@ def compare_spread(
         rollouts: of each policy, in the toy two-ways.
         device: of the networks.
     """
+    check_count("chunks", chunks, most=MOST_CHUNKS)
     configs = [load_config(_run_config(run), PolicyConfig) for run in runs]
     first = configs[0]
     if data is not None:

@@ -119,16 +119,16 @@ def _encoder_entry(entry: Any, modules: list[nn.Module]) -> dict[str, Any]:
     """Return the recipe's entry for one encoder; append the encoder to ``modules`` if it is a network."""
     if isinstance(entry, Mapping):
         return dict(entry)
-    if entry == AUTO:
-        return {"kind": AUTO}
     if isinstance(entry, str | Path):
-        return {"kind": "mae", "path": str(entry)}
+        return {"kind": AUTO} if entry == AUTO else {"kind": "mae", "path": str(entry)}
     encoder, switches = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, {})
     if not isinstance(encoder, nn.Module) or not callable(getattr(encoder, "features", None)):
         raise InputError(
             f"encoders: {type(encoder).__name__} is not an encoder: pass a torch.nn.Module with features(x), "
             "a path, or a dict of recipe values"
         )
+    if not isinstance(switches, Mapping):
+        raise InputError(f"encoders: switches are a {type(switches).__name__}: pass (module, dict)")
     modules.append(encoder)
     return {"kind": MODULE, "options": _identity(encoder), "switches": dict(switches)}
 

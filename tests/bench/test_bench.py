@@ -325,6 +325,9 @@ def test_exponent():
     assert scaling.exponent(x[:2], [0.0, 4.0]) is None
 
 
+HUGE = str(10**30)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -336,7 +339,8 @@ def test_exponent():
         (["loss", "--dtype", "float8"], "dtype='float8' is not known"),
         (["loss", "--device", "tpu"], "device=tpu"),
         (["loss", "--device", "meta"], "device=meta is not supported: choose from cpu, cuda"),
-        (["loss", "--repeats", "0"], "repeats=0 must be at least 1"),
+        (["loss", "--repeats", "0"], "repeats=0 must be from 1 to 100,000"),
+        (["loss", "--repeats", HUGE], f"repeats={HUGE} must be from 1 to 100,000"),
         (["loss", "--json", "{tmp}"], "is a folder: give a file"),
         (["loss", "--json", "{tmp}/file/x.json"], "cannot write json="),
         (["step", "--micro", "3", "--classes", "2"], "micro=3 must not be above classes=2"),
@@ -355,14 +359,19 @@ def test_exponent():
         (["step", "--recipe", "imagenet256-latent-b2"], "data.kind=latents: only recipes of images"),
         (["pretrain", "--recipe", "digits"], "is a recipe for driftgen train"),
         (["pretrain", "--set", "optim.lt=1"], "optim.lt"),
-        (["pretrain", "--repeats", "0"], "repeats=0 must be at least 1"),
+        (["step", "--repeats", HUGE], f"repeats={HUGE} must be"),
+        (["step", "--recipe", "digits", "--repeats", HUGE], f"repeats={HUGE} must be"),
+        (["pretrain", "--repeats", HUGE], f"repeats={HUGE} must be"),
+        (["sampling", "--repeats", HUGE], f"repeats={HUGE} must be"),
+        (["scaling", "--repeats", HUGE], f"repeats={HUGE} must be"),
+        (["scaling", "--points", HUGE], f"points={HUGE} must be from 2 to 20"),
         (["sampling", "--preset", "33px"], "preset='33px' is not known"),
         (["sampling", "--batch", "0"], "batch=0 must be from 1 to 2,147,483,647"),
         (["sampling", "--mode", "fast"], "mode='fast' is not known"),
         (["sampling", "--mode", "graph", "--device", "cpu"], "mode=graph needs an NVIDIA GPU"),
         (["sampling", "--mode", "fp8", "--device", "cpu"], "fp8 needs an NVIDIA GPU of compute capability"),
         (["scaling", "--what", "los"], "what='los' is not known: did you mean 'loss'?"),
-        (["scaling", "--points", "1"], "points=1 must be at least 2"),
+        (["scaling", "--points", "1"], "points=1 must be from 2 to 20"),
         (["scaling", "--out", "{tmp}/file"], "cannot write to"),
         (["speed"], "No such command 'speed'"),
     ],

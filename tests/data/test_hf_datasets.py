@@ -1,6 +1,7 @@
 """Hugging Face datasets: parquet files, save_to_disk, dataset objects, and wrong rows."""
 
 import io
+import struct
 import sys
 
 import numpy as np
@@ -168,6 +169,37 @@ def test_wrong_files_are_one_line(tmp_path, monkeypatch):
     error(saved, "saved cannot be read as a Hugging Face dataset: ")
     monkeypatch.setitem(sys.modules, "datasets", None)
     error(place, r"need datasets: pip install 'driftgen\[datasets\]'")
+
+
+def test_damaged_texts_and_offsets_are_one_line(tmp_path):
+    """Arrow does not decode such names, and ends the process at such offsets, if nothing checks them."""
+    path = tmp_path / "a.parquet"
+    table().to_parquet(path)
+    path.write_bytes(path.read_bytes().replace(b"label", b"\xff" * 5))
+    error(path, r"a\.parquet cannot be read as a parquet file: UnicodeDecodeError")
+    words = ("a cat", "a dog") * 3
+    for name, offsets in (("below zero", (0, 5, -7)), ("beyond the end", (0, 5, 2**30))):
+        saved = tmp_path / name
+        table(words, datasets.Value("string")).save_to_disk(saved)
+        (file,) = saved.glob("*.arrow")
+        right, wrong = (struct.pack("<3i", *values) for values in ((0, 5, 10), offsets))
+        assert file.read_bytes().count(right) == 1
+        file.write_bytes(file.read_bytes().replace(right, wrong))
+        error(saved, "cannot be read as a Hugging Face dataset: ArrowInvalid")
+    saved = tmp_path / "text"
+    table(words, datasets.Value("string")).save_to_disk(saved)
+    (file,) = saved.glob("*.arrow")
+    file.write_bytes(file.read_bytes().replace(b"a dog", b"a \xff\xffg"))
+    error(saved, "cannot be read as a Hugging Face dataset: ArrowInvalid: .*UTF8")
+
+
+def test_a_format_that_leaves_columns_out_is_ignored(tmp_path, opened):
+    rows = table()
+    rows.set_format(columns=["label"])
+    rows.save_to_disk(tmp_path / "saved")
+    data = opened(tmp_path / "saved", size=16)
+    assert torch.equal(to_bytes(every(data)), expected())
+    assert data.labels.tolist() == [0, 1] * 3
 
 
 def test_unreadable_images_are_named_and_replaced(tmp_path):

@@ -236,6 +236,22 @@ def test_wrong_input(tmp_path):
     fails(lambda: encode_images(data, Identity(), tmp_path), "cache.json is damaged")
 
 
+def test_numbers_of_the_index_are_whole(tmp_path):
+    """JSON written by another program may hold 6.0: it is 6, also where only an integer works."""
+    encode_images(Images(6), Identity(), tmp_path, shard_size=4)
+    index = tmp_path / "cache.json"
+    record = json.loads(index.read_text())
+    expected = LatentCache(tmp_path).load(torch.arange(6), 0)
+    index.write_text(json.dumps(record | {"images": 6.0, "latent_shape": [3.0, 4.0, "4"]}))
+    cache = LatentCache(tmp_path)
+    assert cache.shape == (3, 4, 4)
+    assert torch.equal(cache.load(torch.arange(6), 0), expected)
+    index.write_text(json.dumps(record | {"images": 1e9}))
+    fails(lambda: LatentCache(tmp_path), "is an incomplete latent cache of 250,000,000 shards")
+    index.write_text(json.dumps(record | {"images": 6.5}))
+    fails(lambda: LatentCache(tmp_path), r"cache.json is damaged \(images: ")
+
+
 def test_a_shard_that_disappears_during_use(tmp_path):
     encode_images(Images(), Identity(), tmp_path, shard_size=5)
     cache = LatentCache(tmp_path)

@@ -1,11 +1,15 @@
 """Field and loss of random cases against float64. ``tests/support/fuzz.py`` states what is compared."""
 
+import re
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import fuzz
+from tests.support.fault_search import run_search
 from tests.support.fuzz import Case
 
 # Cases that were wrong once, before the release or while the fuzz was written.
@@ -82,6 +86,18 @@ def test_kernels_at_a_temperature_below_float32():
     assert_right(Case(**ORDINARY | change))
 
 
+@pytest.mark.interpreter
+def test_mean_squared_drifts_of_distant_clusters():
+    """Drifts of the kernels are accurate to 1e-7 of the extent, here 1e5 times the spread of a cluster."""
+    pytest.importorskip("triton")
+    change = {
+        "target": "fused", "p": 16, "m": 4, "width": 1, "layout": "clusters", "weights": "mild",
+        "temperatures": (1e-5, 1.0), "kernel": "inverse_multiquadric", "normalization": "y",
+        "factors": (1.5, 1.0), "convention": "release", "seed": 906,
+    }  # fmt: skip
+    assert assert_right(Case(**ORDINARY | change)) is not None
+
+
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_field_and_loss(data):
@@ -111,16 +127,58 @@ def test_kernels_for_longer(data):
     assert_right(random_case(data, ("fused",)))
 
 
-def test_command(capsys):
-    assert fuzz.main(["--seconds", "0.3", "--seed", "1", "--targets", "field", "loss"]) == 0
-    assert "0 failures" in capsys.readouterr().out
+@pytest.mark.interpreter
+@pytest.mark.parametrize("wrong", ["drift", "per_group"])
+def test_errors_of_kernels_are_found(wrong, monkeypatch):
+    """The floor of their errors, which is large in the case above, does not hide 1% in an ordinary one."""
+    pytest.importorskip("triton")
+    case = Case(**ORDINARY | {"target": "fused", "temperatures": (0.2, 1.0)})
+    assert assert_right(case) is not None
+    exact = fuzz.twin.paper
+    monkeypatch.setattr(
+        fuzz.twin,
+        "paper",
+        lambda *a, **k: (r := exact(*a, **k))._replace(**{wrong: 1.01 * getattr(r, wrong)}),
+    )
+    (problem,) = fuzz.check(case).problems
+    assert problem.startswith({"drift": "drift is off by 0.00", "per_group": "loss is off by 0.00"}[wrong])
 
 
-def test_wrong_results_are_failures(capsys, monkeypatch):
+def test_floors_bound_the_errors_of_squares():
+    """Errors of drifts up to their floors stay within what is allowed of mean squares and losses."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        sizes = (2, 5, 3)
+        values, floors = rng.normal(size=(2, *sizes)), 10 ** rng.uniform(-3, 0, (2, *sizes[:2]))
+        noise = rng.normal(size=(2, *sizes))
+        noise *= fuzz.LIMIT * floors[..., None] / np.linalg.norm(noise, axis=-1, keepdims=True)
+        exact, got = (
+            fuzz.twin.combine(
+                [fuzz.twin.Drift(v, f, np.zeros_like(f), f) for v, f in zip(drifts, floors, strict=True)],
+                1.0,
+                1.0,
+            )
+            for drifts in (values, values + noise)
+        )
+        allowed = fuzz.LIMIT * fuzz.error_of_square(exact.drift, exact.drift_floors)
+        assert (np.abs(got.drift - exact.drift) <= allowed * (1 + 1e-9)).all()
+        allowed = fuzz.LIMIT * fuzz.error_of_square(exact.per_group, exact.loss_floors)
+        assert (np.abs(got.per_group - exact.per_group) <= allowed * (1 + 1e-2)).all()  # to first order
+
+
+def test_search():
+    counts = run_search(fuzz.search, 60, 1, only="loss", cases=5)
+    assert (counts.tried, counts.faults) == (5, [])
+    assert 0 < counts.largest["relative error"] < fuzz.LIMIT
+
+
+def test_wrong_results_are_faults_with_their_case(monkeypatch):
     """A field that is 1% off."""
     exact = fuzz.twin.log_field
     monkeypatch.setattr(
         fuzz.twin, "log_field", lambda *a, **k: (d := exact(*a, **k))._replace(values=1.01 * d.values)
     )
-    assert fuzz.main(["--seconds", "0.3", "--targets", "field"]) == 1
-    assert "FAILED V is off by 0.0" in capsys.readouterr().out
+    fault = run_search(fuzz.search, 60, 1, only="field", cases=30).faults[0]
+    assert re.match(r"V is off by 0\.0\d+: seed \d+, Case\(target='field', groups=1, ", fault.text)
+    seed = int(re.search(r"--seed (\d+) --cases 1 --only field$", fault.command)[1])
+    assert run_search(fuzz.search, 60, seed, only="field", cases=1).faults == [fault]

@@ -12,7 +12,10 @@ import pytest
 pytest.importorskip("gym_pusht")
 
 from driftgen import InputError
-from driftgen.policy.simulation import Simulation, default_processes
+from driftgen.policy.collect import collect
+from driftgen.policy.latency import measure_latency
+from driftgen.policy.score import evaluate_policies
+from driftgen.policy.simulation import Simulation, choose_processes
 
 pytestmark = pytest.mark.distributed
 
@@ -72,6 +75,24 @@ def test_processes_end_with_a_killed_parent(tmp_path):
     assert not any(running(pid) for pid in pids)
 
 
+@pytest.mark.parametrize("count", [0, -1, 10**30])
+def test_counts_that_no_run_reaches_are_refused(tmp_path, count):
+    """Instead of a list of all seeds, a process for each number, or an episode without end."""
+
+    def refuses(name, call):
+        with pytest.raises(InputError, match=rf"^{name}={count} must be from 1 to [\d,]+$"):
+            call()
+
+    models = [("none", lambda: None)]
+    refuses("episodes", lambda: evaluate_policies(models, "pusht", "state", tmp_path, episodes=count))
+    refuses("episodes", lambda: collect("lift", tmp_path / "x.hdf5", count))
+    refuses("processes", lambda: choose_processes(count, 4))
+    refuses("max_steps", lambda: Simulation("pusht", "state", max_steps=count))
+    refuses("batch", lambda: measure_latency(None, {}, batch=count))
+    refuses("repeats", lambda: measure_latency(None, {}, repeats=count))
+    assert not list(tmp_path.iterdir())
+
+
 def test_processes_at_most_one_per_episode():
-    assert default_processes(1) == 1
-    assert 1 <= default_processes(10_000) <= (os.cpu_count() or 1)
+    assert choose_processes(None, 1) == 1
+    assert 1 <= choose_processes(None, 10_000) <= (os.cpu_count() or 1)

@@ -128,6 +128,15 @@ def _parquet(folder: Path) -> None:
     parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "a.parquet")
 
 
+def _saved(folder: Path) -> None:
+    import datasets
+
+    datasets.disable_progress_bars()
+    rows = {"image": [{"bytes": _encoded("PNG"), "path": None}] * 2, "label": ["a cat", "a dog"]}
+    features = datasets.Features({"image": datasets.Image(decode=False), "label": datasets.Value("string")})
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(str(folder / "saved"))
+
+
 def _latents(folder: Path) -> None:
     encode_images(Images(6), Identity(), folder, shard_size=4)
     (folder / "cache.lock").unlink(missing_ok=True)
@@ -377,4 +386,7 @@ FORMATS = (
     Format("sheet", _sheet, lambda f: read_sheet(f / "s.png"), ("s.png",)),
 )
 # Their libraries take seconds to import.
-SLOW_FORMATS = (Format("images, parquet", _parquet, lambda f: _load_images(f / "a.parquet"), ("a.parquet",)),)
+SLOW_FORMATS = (
+    Format("images, parquet", _parquet, lambda f: _load_images(f / "a.parquet"), ("a.parquet",)),
+    Format("images, save_to_disk", _saved, lambda f: _load_images(f / "saved"), ("saved/*",)),
+)

@@ -17,7 +17,10 @@ from pathlib import Path
 
 import torch
 
+from driftgen.support.folder_lock import LOCK
+from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.metrics_file import read_metrics
+from driftgen.training.run_folder import CHECKPOINTS
 from tests.support.fault_search import Counts, Fault, chosen, main, reproduction
 from tests.support.fork_server import CAPTURE, Child, run_code, start_ranks
 from tests.support.runs import SMALL, final
@@ -37,6 +40,7 @@ KINDS = {
     "pretraining": (1, ["pretrain", "mae-digits"], PRETRAIN),
     "group": (2, ["train", "digits"], [*TRAIN, "batch.classes=4"]),
 }
+PROGRAM = "driftgen/__main__.py"  # in every traceback of the command itself
 END = 60.0  # seconds for a process to end, on a loaded machine
 LOST = 20.0  # for the others to notice that a process is lost
 
@@ -73,11 +77,21 @@ def finish(processes: list[Child], what: str, codes: tuple[int, ...], seconds: f
         except subprocess.TimeoutExpired:
             raise WrongError(f"{what}: no end within {seconds:.0f} s") from None
         texts.append(errors)
+        if process.returncode == -signal.SIGINT and PROGRAM not in errors:
+            continue  # Ctrl-C before the program has begun: Python's own traceback
         if "Traceback" in errors:
-            raise WrongError(f"{what}: a traceback: {errors.splitlines()[-1]}")
+            raise WrongError(f"{what}: a traceback: {_shown_traceback(errors)}")
         if process.returncode not in codes:
             raise WrongError(f"{what}: exit code {process.returncode}: {errors.splitlines()[-1:]}")
     return texts
+
+
+def _shown_traceback(errors: str) -> str:
+    """Return a traceback in one line, with the line before it, which names a callback, and its end."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip(" ^~")]
+    first = next(i for i, line in enumerate(lines) if "Traceback" in line)
+    shown = lines[max(first - 1, 0) :]
+    return " | ".join(shown if len(shown) <= 8 else [*shown[:2], "...", *shown[-5:]])
 
 
 def reference(kind: str, folder: Path) -> Reference:
@@ -102,7 +116,7 @@ def wait_for_moment(process: Child, folder: Path, rng: random.Random, seconds: f
 
 
 def _is_saving(folder: Path) -> bool:
-    place = folder / "checkpoints"
+    place = folder / CHECKPOINTS
     return place.is_dir() and any("." in path.name for path in place.iterdir())
 
 
@@ -111,7 +125,7 @@ def stop(kind: str, folder: Path, rng: random.Random, seconds: float, counts: Co
     processes = start(kind, folder)
     try:
         # A signal to a process that has not begun, or to a group that has not met, tests nothing of ours.
-        begun = folder / ("metrics.jsonl" if len(processes) > 1 else "driftgen.lock")
+        begun = folder / ("metrics.jsonl" if len(processes) > 1 else LOCK)
         rows = _count_rows(begun)
         while processes[0].poll() is None and (
             _count_rows(begun) <= rows if len(processes) > 1 else not begun.is_file()
@@ -127,13 +141,9 @@ def stop(kind: str, folder: Path, rng: random.Random, seconds: float, counts: Co
             return False
         victim.send_signal(number)
         if number != signal.SIGKILL:
-            # While Python imports, before a run begins, SIGTERM ends a process as it ends any other.
             codes = (0, 130, -number) if number == signal.SIGTERM else (0, 130)
             (text,) = finish(processes, f"{kind} after {number.name}", codes)
-            if processes[0].returncode == -number and text:
-                raise WrongError(f"{kind} after {number.name}: the run had begun: {text.splitlines()[-1:]}")
-            if processes[0].returncode == 130 and "driftgen: interrupted" not in text:
-                raise WrongError(f"{kind} after {number.name}: no message")
+            check_interrupted(f"{kind} after {number.name}", processes[0].returncode, text, folder)
             counts.kinds["interrupts survived"] += 1
             return processes[0].returncode != 0
         victim.wait(END)
@@ -148,6 +158,23 @@ def stop(kind: str, folder: Path, rng: random.Random, seconds: float, counts: Co
     finally:
         for process in processes:
             process.kill()
+
+
+def check_interrupted(what: str, code: int | None, text: str, folder: Path) -> None:
+    """Raise if a process that received SIGINT or SIGTERM ended in another way than it should.
+
+    SIGTERM ends a process as it ends any other while Python imports, before a run begins, and after the run:
+    when the command has released the folder of a complete run. During a run it never does.
+    """
+    if code == -signal.SIGTERM and text and not _is_released(folder):
+        raise WrongError(f"{what}: the run had begun: {text.splitlines()[-1:]}")
+    if code == 130 and "driftgen: interrupted" not in text:
+        raise WrongError(f"{what}: no message")
+
+
+def _is_released(folder: Path) -> bool:
+    """Return True if a run is complete and its process removed the lock, which a run that dies leaves."""
+    return not (folder / LOCK).exists() and Checkpoints(folder / CHECKPOINTS).steps[-1:] == [STEPS]
 
 
 def _count_rows(path: Path) -> int:

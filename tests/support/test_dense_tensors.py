@@ -7,6 +7,8 @@ import pytest
 import torch
 
 import driftgen as dg
+from driftgen.data.config import Data
+from driftgen.data.in_memory import open_memory
 from driftgen.data.queue import SampleQueue
 from driftgen.evaluation.density_coverage import density_coverage
 from driftgen.evaluation.precision_recall import precision_recall
@@ -47,6 +49,10 @@ CALLS = {
     "a feature of the loss": lambda t: LOSS({"a": t}, {"a": X[None, :, None]}),
     "real samples": lambda t: precision_recall(t, X, 3),
     "generated samples": lambda t: density_coverage(X, t, 3),
+    "images from Python": lambda t: open_memory((t, None), Data()),
+    "labels from Python": lambda t: open_memory((torch.zeros(8, 8, 8, dtype=torch.uint8), t), Data()),
+    "an image of a dataset": lambda t: open_memory((t,), Data()),
+    "a label of a dataset": lambda t: open_memory(({"image": np.zeros((1, 8, 8)), "label": t},), Data()),
     "samples of a queue": lambda t: SampleQueue(2, 4, (4,)).push(t, torch.zeros(8, dtype=torch.long)),
 }
 

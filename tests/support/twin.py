@@ -19,17 +19,22 @@ KERNELS = {
 
 class Drift(NamedTuple):
     """V_i = exp(log_factor_i) · values_i. Rounding errors of V_i scale with ``terms``, which have the same
-    factor: Σ_j |C_ij| (‖y_j − x_i‖ + rounding · the largest distance).
+    factor: Σ_j |C_ij| (‖y_j − x_i‖ + rounding · the largest distance). ``floors`` are their second part,
+    which does not shrink with the differences.
     """
 
     values: np.ndarray  # [..., N, D]
     terms: np.ndarray  # [..., N]
     log_factor: np.ndarray  # [..., N]
+    floors: np.ndarray  # [..., N]
 
 
 class Loss(NamedTuple):
     """Results of a loss: of each group, mean distance, mean squared drifts, and the gradient of the sum over
     groups. ``terms`` are to the gradient what those of a drift are to the drift.
+
+    Errors ε · floors of the drifts are errors of other results, in the norm ‖V‖² = mean of V² over samples
+    and coordinates: at most ε · drift_floors of √drift, and ε · loss_floors of √per_group.
     """
 
     per_group: np.ndarray
@@ -38,6 +43,8 @@ class Loss(NamedTuple):
     gradient: np.ndarray
     terms: np.ndarray
     cancellation: float  # size of drifts relative to their terms, of the temperature where it is least
+    drift_floors: np.ndarray  # one for each temperature
+    loss_floors: np.ndarray  # one for each group
 
 
 def distances(x, y):
@@ -91,7 +98,8 @@ def move(c, x, y, log_factor, rounding):
     """Σ_j C_ij (y_j − x_i)."""
     values = np.stack([row @ (y - at) for row, at in zip(c, x, strict=True)])
     d = distances(x, y)
-    return Drift(values, (np.abs(c) * (d + rounding * d.max())).sum(1), log_factor)
+    floors = np.abs(c).sum(1) * rounding * d.max()
+    return Drift(values, (np.abs(c) * d).sum(1) + floors, log_factor, floors)
 
 
 def log_field(x, pos, neg=None, *, temperature, normalization="both", kernel="laplace", attraction=1.0,
@@ -142,8 +150,8 @@ def mmd(x, pos, temperature, kernel):
 
 def combine(drifts, scale, unit, min_drift=0.0, normalize_drift=True):
     """Results of a loss from the drifts ``[B, N, D]`` of each temperature in units of ``unit``."""
-    total, terms, squares, cancellation = 0, 0, [], 1.0
-    for values, magnitudes, log_factor in drifts:
+    total, terms, squares, cancellation, drift_floors, loss_floors = 0, 0, [], 1.0, [], 0
+    for values, magnitudes, log_factor, floors in drifts:
         most = np.max(log_factor)
         factor = np.exp(log_factor - most) if np.isfinite(most) else np.zeros_like(log_factor)
         most = most if np.isfinite(most) else 0.0
@@ -155,12 +163,21 @@ def combine(drifts, scale, unit, min_drift=0.0, normalize_drift=True):
             squares.append(mean * np.exp(2 * most))
         size = np.sqrt(mean) if min_drift == 0 else np.sqrt(max(squares[-1], min_drift))
         size = (size or np.inf) if normalize_drift else np.exp(-most)
+        # V/s with s = ‖V‖ is off by δ/s of V and by ‖V_g‖ δ/s² of s, since |‖V + δ‖ − ‖V‖| ≤ ‖δ‖.
+        floor = np.sqrt(((floors * factor) ** 2).mean() / width)
+        in_group = np.sqrt(((floors * factor) ** 2).mean(1) / width)
+        drift_floors.append(floor * np.exp(most))
+        own = np.sqrt((values**2).mean((1, 2))) * floor / size if normalize_drift else 0.0
+        loss_floors = loss_floors + (in_group + own) / size
         total = total + values / size
         terms = terms + magnitudes * factor / size
     n, width = total.shape[1:]
     gradient = 2 / (n * width * unit)
     per_group = (total**2).mean((1, 2))
-    return Loss(per_group, scale, np.array(squares), -gradient * total, gradient * terms, cancellation)
+    floors = np.array(drift_floors), loss_floors
+    return Loss(
+        per_group, scale, np.array(squares), -gradient * total, gradient * terms, cancellation, *floors
+    )
 
 
 def release(gen, pos, neg, temperatures, wg, wn, wp, normalize_drift=True, attraction=1.0, repulsion=1.0,

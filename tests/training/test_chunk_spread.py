@@ -89,6 +89,12 @@ def test_writes_figure_and_record(runs, tmp_path, capsys):
     assert "drifting: energy score" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("chunks", [0, 10**30])
+def test_a_number_of_chunks_that_cannot_be_drawn(tmp_path, chunks):
+    with pytest.raises(InputError, match=f"^chunks={chunks} must be from 1 to 10,000$"):
+        compare_spread([str(tmp_path)], tmp_path / "out", chunks=chunks)
+
+
 def test_a_folder_without_a_run(tmp_path):
     with pytest.raises(InputError, match=r"is no training run: config\.yaml is missing"):
         compare_spread([str(tmp_path)], tmp_path / "out")

@@ -208,6 +208,13 @@ def test_a_path_as_data(tmp_path):
         ({"speed": 3}, "speed is not known"),
         ({"generator": "dit"}, "generator is a str: pass a torch.nn.Module"),
         ({"encoders": [nn.Linear(2, 2)]}, "encoders: Linear is not an encoder"),
+        ({"encoders": np.zeros((2, 3))}, "encoders: ndarray is not an encoder"),
+        ({"encoders": [torch.zeros(2, 3)]}, "encoders: Tensor is not an encoder"),
+        ({"encoders": [(Halves(), 3)]}, "encoders: switches are a int: pass (module, dict)"),
+        ({"generator": np.zeros((2, 3))}, "generator is a ndarray: pass a torch.nn.Module"),
+        ({"init": np.zeros((2, 3))}, "init=ndarray of float64 must be"),
+        ({"encoders": torch.zeros(2, device="meta")}, "encoders is on the meta device"),
+        ({"optim.steps": torch.zeros(2, device="meta")}, "optim.steps="),
         ({"data": 3}, "data is a int: pass arrays (images, labels), a sized dataset, or a path"),
         (
             {"data": (np.zeros((4, 8, 8), np.uint8), np.zeros(3, int))},

@@ -1,0 +1,90 @@
+"""Signals where an exception would be printed or lost: in a finalizer, after the command, at exit."""
+
+import signal
+import time
+
+import pytest
+
+from tests.support.fork_server import CAPTURE, start_code
+
+RUN = """
+import atexit, os, runpy, signal, sys, time
+from pathlib import Path
+from driftgen.training import recipes
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.01)
+
+def meet():
+    Path("reached").touch()
+    while not Path("go").exists():
+        time.sleep(0.01)
+    print("cleaned up", flush=True)
+{prepare}
+sys.argv = ["driftgen", "recipes"]
+runpy.run_module("driftgen", run_name="__main__")
+"""
+AT_EXIT = "atexit.register(meet)"
+FINALIZER = """
+class Sample:
+    def __del__(self):
+        interrupt()
+
+def lose(names=recipes.recipe_names):
+    Sample()
+    time.sleep(5)
+    return names()
+
+recipes.recipe_names = lose
+"""
+AFTER_COMMAND = """
+def leave(code, leave=sys.exit):
+    interrupt()
+    leave(code)
+
+sys.exit = leave
+"""
+
+
+def start(folder, prepare):
+    return start_code(RUN.format(prepare=prepare), cwd=folder, stdout=CAPTURE, stderr=CAPTURE)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_exit_code_stands_and_cleaning_up_goes_on(tmp_path, number):
+    process = start(tmp_path, AT_EXIT)
+    while not (tmp_path / "reached").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(number)
+    time.sleep(0.1)
+    (tmp_path / "go").touch()
+    stdout, stderr = process.communicate()
+    assert (process.returncode, stderr) == (0, "")
+    assert stdout.endswith("cleaned up\n")
+    assert "driftgen train" in stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_it_at_once(tmp_path, number):
+    process = start(tmp_path, AT_EXIT)
+    while not (tmp_path / "reached").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    for _ in range(2):
+        process.send_signal(number)
+        time.sleep(0.1)
+    stdout, stderr = process.communicate()
+    assert (process.returncode, stderr) == (0, "")
+    assert "driftgen train" in stdout
+    assert "cleaned up" not in stdout
+
+
+@pytest.mark.parametrize("prepare", [FINALIZER, AFTER_COMMAND], ids=["finalizer", "after the command"])
+def test_ctrl_c_is_neither_lost_nor_printed(tmp_path, prepare):
+    begin = time.monotonic()
+    process = start(tmp_path, prepare)
+    _, stderr = process.communicate()
+    assert (process.returncode, stderr) == (130, "driftgen: interrupted\n")
+    assert time.monotonic() - begin < 5
