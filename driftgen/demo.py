@@ -1,4 +1,4 @@
-"""The demo: train a one-step generator of digits, evaluate it, and show the drift on a toy."""
+"""The demo: train a one-step generator of digits and evaluate it; show a toy and a packaged model."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from driftgen.data.toy import get_toy
 from driftgen.evaluation.digits import BARS, evaluate_digits
+from driftgen.interop.packaged import best_packaged
 from driftgen.pipeline import DriftPipeline
-from driftgen.report.run_page import TOY, write_report
+from driftgen.report.run_page import PACKAGED, TOY, write_report
 from driftgen.report.toy_files import write_evolution
 from driftgen.support.atomic_write import atomic_write
 from driftgen.support.distributed import Distributed
 from driftgen.support.progress import drawing, track
 from driftgen.support.provenance import provenance
+from driftgen.support.sheets import Sheet, write_sheet
 from driftgen.training.config import TrainConfig
 from driftgen.training.recipes import load_recipe
 from driftgen.training.stop_request import resume_hint
@@ -27,9 +29,13 @@ from driftgen.training.toy_study import ToyConfig, evolve
 from driftgen.training.trainer import train
 from driftgen.training.view import View
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 __all__ = ["GUIDANCE", "QUICK", "QUICK_TOY_STEPS", "demo_config", "evaluate_run", "run_demo"]
 
 GUIDANCE, EACH = 1.5, 100
+COLUMNS = 8  # samples of each class of a packaged model
 # Changes of a run of seconds, which shows that everything works; its digits are not those of the whole demo.
 QUICK = ("optim.steps=300", "optim.warmup=50", "output.samples_every=100", "output.report_every=300")
 QUICK_TOY_STEPS = 30
@@ -55,6 +61,7 @@ def run_demo(
             return None
         figures = evaluate_run(out, seed)
         _draw_toy(out / TOY, seed, toy_steps)
+        _draw_packaged(out / PACKAGED, seed)
         return write_report(out), figures
 
 
@@ -105,3 +112,20 @@ def _draw_toy(folder: Path, seed: int, steps: int | None) -> None:
         evolution = evolve(get_toy("bimodal"), config, on_step)
     with drawing():
         write_evolution(evolution, folder, f"driftgen toy bimodal --init collapsed --seed {seed}")
+
+
+def _draw_packaged(path: Path, seed: int) -> None:
+    """Sample the best model that ships with the package, unless it is one of digits as well."""
+    name = best_packaged()
+    if name == "digits" or path.is_file():
+        return
+    pipe = DriftPipeline.from_pretrained(name, batch_size=COLUMNS)
+    classes = pipe.class_names or [str(label) for label in range(pipe.num_classes or 1)]
+    labels = [label for label in range(len(classes)) for _ in range(COLUMNS)]
+    images: list[Image.Image] = []
+    with track(name, len(labels), "network calls per image") as on_step:
+        for part in pipe.stream(labels, seed=seed, output="pil"):
+            images += part
+            on_step(len(images), 1)
+    note = f"{name}, a model that ships with the package: driftgen sample {name}"
+    write_sheet(path, Sheet(images, COLUMNS, row_names=classes, note=note))

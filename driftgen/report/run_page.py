@@ -30,7 +30,7 @@ __all__ = [
 
 FRAMES = 24  # maximum number of sheets of a timeline
 FRAME_WIDTH, SHEET_WIDTH, CELL_WIDTH = 640, 1200, 128  # maximum widths in pixels
-TOY = "toy"  # folder of the toy inside a demo's run
+TOY, PACKAGED = "toy", "packaged.png"  # of a demo: folder of its toy, samples of a packaged model
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Cell:
-    """A sample or one of its nearest training images."""
+    """A picture with a line of text."""
 
     picture: Picture
     caption: str
@@ -66,6 +66,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
         "nearest": nearest,
         "evaluation": evaluation_rows(run.evaluation),
         "charts": charts,
+        "packaged": _packaged(folder),
         "toy": toy,
         "facts": run.facts(),
         "config": run.config_text,
@@ -77,6 +78,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
         "nearest": ("nearest", "Nearest training images"),
         "evaluation": ("evaluation", "Evaluation"),
         "charts": ("curves", "Curves"),
+        "packaged": ("packaged", "A packaged model"),
         "toy": ("toy", "Toy"),
         "facts": ("run", "Run"),
         "config": ("configuration", "Configuration"),
@@ -123,6 +125,12 @@ def read_real(run: RunFiles) -> Picture | None:
     """Return the sheet of real images of a run, if there is one."""
     sheet = read_sheet(run.folder / SAMPLES / REAL)
     return None if sheet is None else embed_sheet(sheet, SHEET_WIDTH)
+
+
+def _packaged(folder: Path) -> Cell | None:
+    """Return the sheet of a packaged model with its note, if there is one."""
+    sheet = read_sheet(folder / PACKAGED)
+    return None if sheet is None else Cell(embed_sheet(sheet, SHEET_WIDTH), sheet.note)
 
 
 def _nearest(run: RunFiles) -> tuple[list[list[Cell]], str]:
