@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from driftgen.policy.rollout import Policy, chunk_sizes
+from driftgen.support.provenance import count_threads
 
 __all__ = ["Latency", "measure_latency"]
 
@@ -96,9 +97,7 @@ def measure_latency(
         batch=batch,
         actions_per_second=executed / median,
         repeats=len(seconds),
-        device=torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"cpu, {torch.get_num_threads()} threads",
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {count_threads()}",
     )
 
 

@@ -19,6 +19,7 @@ from driftgen.data.images import RealData
 from driftgen.support.compile_times import last_compile_seconds
 from driftgen.support.distributed import Distributed
 from driftgen.support.peak_memory import show_memory, total_memory
+from driftgen.support.provenance import count_threads
 from driftgen.training.config import PretrainConfig, TrainConfig
 from driftgen.training.step_clock import show_duration, show_speed
 from driftgen.training.task import Describes, LoopConfig, Task
@@ -197,8 +198,7 @@ def _device(distributed: Distributed) -> str:
     if device.type == "cuda":
         name = f"{torch.cuda.get_device_name(device)}"
     else:
-        count = torch.get_num_threads()
-        name = f"{device.type}, {count} thread{'s' if count > 1 else ''}"
+        name = f"{device.type}, {count_threads()}"
     memory = total_memory(device)
     name += "" if memory is None else f", {show_memory(memory)}"
     return name if distributed.world_size == 1 else f"{distributed.world_size} x {name}"
