@@ -99,8 +99,7 @@ class PolicyTraining:
         episodes = f"{count:,} episode{'s' if count > 1 else ''}"
         chunks = f"{self.objective.generated} generated and {config.batch.positives} positive chunks each"
         return {
-            "data": f"{episodes}, {len(draws.training):,} windows{held_out}; from "
-            f"{draws.episodes.source}",
+            "data": f"{episodes}, {len(draws.training):,} windows{held_out}; from {draws.episodes.source}",
             "policy": f"{config.observed} x ({shapes}) to {config.horizon} actions of "
             f"{self.network.action_size}, {config.executed} executed",
             "network": describe_network(self.network),
