@@ -55,11 +55,12 @@ class Finding:
 def examine() -> list[Finding]:
     """Inspect the machine without importing any extra."""
     old = sys.version_info < (3, 11)
+    threads = torch.get_num_threads()
     findings = [
         Finding("driftgen", driftgen.__version__, True),
         Finding("Python", platform.python_version(), not old, "install Python 3.11 or newer" if old else ""),
         Finding("torch", torch.__version__, True),
-        Finding("CPU", f"{platform.machine()}, {torch.get_num_threads()} threads", True),
+        Finding("CPU", f"{platform.machine()}, {threads} thread{'s' if threads > 1 else ''}", True),
         *_accelerators(),
     ]
     for name, extra in EXTRAS.items():

@@ -215,13 +215,13 @@ class DriftPipeline:
                     self._tokenizer = SDVAE().to(self.device)
                 except InputError as error:
                     raise InputError(
-                        f"the samples are latents, and their tokenizer is missing: {error} as tokenizer, "
-                        "or sample latents with output='latent'"
+                        f"the samples are latents, and their tokenizer is missing: {error} as tokenizer "
+                        "(--tokenizer), or sample latents with output='latent' (--latents)"
                     ) from None
             else:
                 raise InputError(
-                    f"the samples are latents of {self.channels} channels: give their tokenizer, "
-                    "or sample latents with output='latent'"
+                    f"the samples are latents of {self.channels} channels: give their tokenizer "
+                    "(--tokenizer), or sample latents with output='latent' (--latents)"
                 )
         return self._tokenizer
 

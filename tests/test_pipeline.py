@@ -304,10 +304,8 @@ def test_a_missing_tokenizer_is_reported_before_sampling(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     pipe = dg.DriftPipeline.from_pretrained(LATENT)
     pipe.generator.register_forward_hook(lambda *a: pytest.fail("sampled before the tokenizer was there"))
-    with pytest.raises(
-        dg.InputError,
-        match="the samples are latents, and their tokenizer is missing: stabilityai/sd-vae-ft-mse is neither",
-    ):
+    missing = "the samples are latents, and their tokenizer is missing: stabilityai/sd-vae-ft-mse is neither"
+    with pytest.raises(dg.InputError, match=rf"{missing}.* \(--tokenizer\), .* \(--latents\)$"):
         pipe(0)
     with pytest.raises(dg.InputError, match="the tokenizer decodes 3 channels, the generator produces 4"):
         dg.DriftPipeline(pipe.generator, Identity(3))

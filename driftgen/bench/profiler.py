@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -70,6 +71,7 @@ class Cost:
 
 def profile_step(run: Callable[[], Any], device: torch.device, steps: int = 1) -> list[Cost]:
     """Return the costs of one step, the largest first. Warm ``run`` up before: compilation counts too."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # its log lines would stand between the tables
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)

@@ -144,6 +144,15 @@ class RecipeStep:
         else:
             self.task = Pretraining(config, processes)
         self.ema = EMA(self.task.model, config.ema, warmup=config.ema_warmup)
+        if phases is not None:
+            draw = self.task.draw_ahead
+
+            def marked(step: int) -> None:
+                self._begin("data")
+                draw(step)
+                self._begin("optimizer")
+
+            self.task.draw_ahead = marked  # type: ignore[method-assign]
         self.update = Update(self.task, config.optim, self.ema)
         self.losses: list[float | None] = []  # None for skipped steps
 

@@ -144,7 +144,8 @@ def show_row(row: dict[str, Any]) -> str:
     times = " ".join(
         f"{name[:3]} {1000 * row[name]:.3g} ms" for name in ("p50_seconds", "p99_seconds") if name in row
     )
-    return f"{row['mode']:<14} {row['clients']:>4} clients {row['requests_per_second']:>8,.0f}/s  {times}"
+    clients = f"{row['clients']:>4} client" + ("s" if row["clients"] > 1 else " ")
+    return f"{row['mode']:<14} {clients} {row['requests_per_second']:>8,.0f}/s  {times}"
 
 
 def _overload(server: Server, clients: int, seconds: float) -> tuple[Load, dict[str, Any]]:

@@ -47,8 +47,10 @@ def evaluate(
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Images generated at a time.")] = 250,
     dtype: SavedDtype = "as saved",
-    size: Annotated[int | None, typer.Option(help="With stats: crop and resize files to this side.")] = None,
-    channels: Annotated[int, typer.Option(help="With stats: 1 (gray) or 3 (color).")] = 3,
+    size: Annotated[
+        int | None, typer.Option(help="Image files as MODEL, or with stats: crop and resize to this side.")
+    ] = None,
+    channels: Annotated[int, typer.Option(help="Likewise: 1 (gray) or 3 (color).")] = 3,
     fast: Annotated[
         bool, typer.Option("--fast", help="Inception in TF32 on a GPU: 3x as fast, FID within 0.001.")
     ] = False,
@@ -84,6 +86,8 @@ def evaluate(
         "guidance": guidance,
         "seed": seed,
         "batch_size": batch_size,
+        "size": size,
+        "channels": channels,
     }
     switches: dict[str, Any] = {"fast": fast, "force": force, "dtype": dtype}
     if card:

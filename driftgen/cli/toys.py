@@ -116,23 +116,21 @@ def _play(distribution: str | None, config: ToyConfig) -> None:
     if distribution is not None and distribution not in DISTRIBUTIONS:
         raise unknown_name("distribution", distribution, DISTRIBUTIONS)
     print(PLAYGROUND)
-    opened = open_page(
-        playground_url(
-            {
-                "target": distribution,
-                "start": config.init,
-                "mover": "generator" if config.generator else "points",
-                "temperature": config.temperature,
-                "kernel": config.kernel,
-                "normalization": config.normalization,
-                "attraction": config.attraction,
-                "repulsion": config.repulsion,
-                "seed": config.seed,
-            }
-        )
+    url = playground_url(
+        {
+            "target": distribution,
+            "start": config.init,
+            "mover": "generator" if config.generator else "points",
+            "temperature": config.temperature,
+            "kernel": config.kernel,
+            "normalization": config.normalization,
+            "attraction": config.attraction,
+            "repulsion": config.repulsion,
+            "seed": config.seed,
+        }
     )
-    if not opened:
-        print("No browser was found here: open this file in one.")
+    if not open_page(url):
+        print(f"No browser was found here. Open the file in one; with these settings:\n{url}")
 
 
 def demo(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from driftgen.support.config_base import Count, Natural, Section, Share
 
@@ -47,6 +47,13 @@ class Data(Section):
     # and if nothing but flips is drawn.
     on_device: bool | Literal["auto"] = "auto"
     memory: InMemory | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _path_replaces_other_data(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("path") and values.get("kind") in ("digits", "memory"):
+            return values | {"kind": "images"}
+        return values
 
 
 class Queue(Section):

@@ -185,5 +185,8 @@ class EncodedImages:
 def required_size(config: Data) -> int:
     """Return the side of the images, which have no common size of their own."""
     if config.size is None:
-        raise InputError("data.size is missing: set the side of the images in pixels, such as 64")
+        raise InputError(
+            "data.size is missing: set the side of the images in pixels, such as 64 "
+            "(driftgen eval: --size 64)"
+        )
     return config.size

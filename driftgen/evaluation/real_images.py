@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -80,13 +79,13 @@ def _config(source: str, shape: Shape, resize: bool) -> Data:
         if not path.exists() and not is_shard(source):
             raise InputError(f"data {source} does not exist: give {SOURCES}, or {DIGITS}")
         folder = path.is_dir() or is_shard(source)
-    kind: Literal["digits", "images"] = "digits" if source == DIGITS else "images"
+    named = Data(kind="digits") if source == DIGITS else Data(path=source)
     if not (folder or resize):
-        return Data(kind=kind, path=source)
+        return named
     channels, height, width = shape
     if height != width:
         raise InputError(f"the model generates {_words(shape)}: data can be resized to square images only")
-    return Data(kind=kind, path=source, size=height, channels=1 if channels == 1 else 3)
+    return named.model_copy(update={"size": height, "channels": 1 if channels == 1 else 3})
 
 
 def _open_heldout_digits(config: Data) -> ArrayImages:

@@ -14,14 +14,14 @@ from driftgen.data.config import Data
 from driftgen.data.locate import is_shard
 from driftgen.errors import InputError
 from driftgen.evaluation.encoders import Encoder, load_encoder
-from driftgen.evaluation.image_sources import ImageSource, RealImages, open_real
+from driftgen.evaluation.image_sources import ImageSource, RealImages
 from driftgen.evaluation.real_images import DIGITS, DIGITS_HELDOUT, Shape, open_in_shape
 from driftgen.evaluation.reference import Reference, compute_reference, load_reference
 from driftgen.pipeline import DriftPipeline
 from driftgen.support.distributed import Distributed
 from driftgen.support.user_paths import expand_user
 
-__all__ = ["Track", "choose_encoder", "is_images", "open_images_like", "open_reference", "parse_guidance"]
+__all__ = ["Track", "choose_encoder", "is_images", "open_reference", "parse_guidance"]
 
 # Shows progress: (title, total images, metric) -> context that yields a function of (images, value).
 Track = Callable[[str, int, str], AbstractContextManager[Callable[[int, float], None]]]
@@ -53,11 +53,8 @@ def is_images(source: str) -> bool:
     return place.is_dir() and not any((place / name).exists() for name in MODEL_FILES)
 
 
-def open_images_like(source: str | Data, shape: Shape | None) -> RealImages:
-    """Open images, in this shape if one is given."""
-    if shape is None:
-        assert isinstance(source, str)
-        return open_real(source)
+def _open_images_like(source: str | Data, shape: Shape) -> RealImages:
+    """Open images in this shape."""
     name = source if isinstance(source, str) else source.path or source.kind
     return RealImages(open_in_shape(source, shape, resize=None), Path(name).name)
 
@@ -87,7 +84,7 @@ def open_reference(
         reference = load_reference(data, encoder.device if encoder.device.type != "mps" else "cpu")
         reference.check(encoder, force=force)
         return reference
-    images = open_images_like(data, shape)
+    images = _open_images_like(data, shape)
     try:
         stored = None if out is None else _stored(out / REFERENCE, images, encoder)
         if stored is not None:

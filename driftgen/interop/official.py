@@ -86,7 +86,8 @@ def save_official(model: nn.Module, folder: str | Path, metadata: Mapping[str, A
         names = official_convnext_names(options)
     else:
         raise InputError(
-            f"model is a {type(model).__name__}: only DiT, ResNetMAE and ConvNeXt-V2 have a released form"
+            f"the model is of class {type(model).__name__}: only DiT, ResNetMAE and ConvNeXt-V2 have a "
+            "released form"
         )
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from torch import nn
 
 from driftgen.policy.rollout import Policy, chunk_sizes
 from driftgen.support.dense_tensors import check_count
+from driftgen.support.provenance import count_threads
 
 __all__ = ["Latency", "measure_latency"]
 
@@ -100,9 +101,7 @@ def measure_latency(
         batch=batch,
         actions_per_second=executed / median,
         repeats=len(seconds),
-        device=torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"cpu, {torch.get_num_threads()} threads",
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {count_threads()}",
     )
 
 

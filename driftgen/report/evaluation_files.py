@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -19,7 +19,6 @@ from driftgen.evaluation.session import (
     choose_encoder,
     image_shape,
     is_images,
-    open_images_like,
     open_reference,
     parse_guidance,
 )
@@ -50,14 +49,13 @@ def run_stats(
     """Compute and store reference statistics, and return their path."""
     if target.suffix != ".safetensors":
         raise InputError(f"{target}: the statistics need a name that ends with .safetensors")
-    if channels not in (1, 3):
-        raise InputError(f"channels={channels}: 1 (gray) or 3 (color)")
+    kind = gray_or_color(channels)
     processes = Distributed.start(device)
     with ExitStack() as stack:
         stack.callback(processes.close)
         encoder = choose_encoder(encoder_name, processes.device, force=force, fast=fast)
         stack.enter_context(hold_file(target, processes))
-        images = open_real(source, size, 1 if channels == 1 else 3)
+        images = open_real(source, size, kind)
         with track(f"{encoder.name} of {source}", images.count, "s", _console(processes)) as on_block:
             partial = target.with_suffix(".partial")
             reference = compute_reference(images, encoder, processes, partial=partial, on_block=on_block)
@@ -68,6 +66,13 @@ def run_stats(
                 file.unlink()
         processes.barrier()
     return target
+
+
+def gray_or_color(channels: int) -> Literal[1, 3]:
+    """Return the number of channels if images can have it."""
+    if channels not in (1, 3):
+        raise InputError(f"channels={channels}: 1 (gray) or 3 (color)")
+    return 1 if channels == 1 else 3
 
 
 def run_evaluation(
@@ -83,13 +88,16 @@ def run_evaluation(
     seed: int = 0,
     batch_size: int = 250,
     dtype: str = "as saved",
+    size: int | None = None,
+    channels: int = 3,
     fast: bool = False,
     force: bool = False,
     on_result: Callable[[DriftPipeline, dict[str, Any]], object] = lambda pipe, record: None,
 ) -> dict[str, Any]:
     """Evaluate a model or a set of images, print a table and return the record.
 
-    ``data`` is by default that of the training run. The main process calls ``on_result`` for a model.
+    ``data`` is by default that of the training run. ``size`` and ``channels`` are those of image files, which
+    have no common size of their own. The main process calls ``on_result`` for a model.
     """
     alphas = parse_guidance(guidance)
     real = data or run_data(source)
@@ -106,7 +114,7 @@ def run_evaluation(
         encoder = choose_encoder(encoder_name, processes.device, force=force, fast=fast)
         pipe, images = None, None
         if is_images(source):
-            images = open_images_like(source, None)
+            images = open_real(source, size, gray_or_color(channels))
             shape, total = images.shape, images.count
         else:
             pipe = DriftPipeline.from_pretrained(
@@ -157,7 +165,7 @@ class _Rounds:
         self.spent = self.before = 0.0
 
     def __call__(self, done: int, seconds: float) -> None:
-        if done < self.last:  # the next round
+        if done <= self.last:  # the next round
             self.finished, self.before = self.finished + self.total, self.before + self.spent
         self.last, self.spent = done, seconds
         self.on_step(self.finished + done, self.before + seconds)

@@ -97,8 +97,9 @@ class _Lines:
         rate = (step - self._first) / max(now - self._began, 1e-9)
         parts = [f"{self.title} {step}/{self.total}", f"{self.metric} {value:.3g}"]
         if rate > 0:
-            left = timedelta(seconds=round((self.total - step) / rate))
-            parts[1:1] = [f"{rate:.3g}/s", f"{left} left"]
+            parts.insert(1, f"{rate:,.0f}/s" if rate >= 100 else f"{rate:.3g}/s")
+            if step < self.total:
+                parts.insert(2, f"{timedelta(seconds=round((self.total - step) / rate))} left")
         self._line = ", ".join(parts)
         if now - self._printed >= EVERY_SECONDS:
             self.close()

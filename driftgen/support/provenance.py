@@ -11,7 +11,7 @@ import torch
 
 import driftgen
 
-__all__ = ["command_line", "environment", "provenance"]
+__all__ = ["command_line", "count_threads", "environment", "provenance"]
 
 
 def provenance(command: str) -> dict[str, str]:
@@ -21,8 +21,14 @@ def provenance(command: str) -> dict[str, str]:
         "driftgen": driftgen.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "hardware": f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
+        "hardware": f"{platform.machine()} CPU, {count_threads()}",
     }
+
+
+def count_threads() -> str:
+    """Return the number of threads that PyTorch computes with: ``1 thread``, ``2 threads``."""
+    count = torch.get_num_threads()
+    return f"{count} thread{'s' if count > 1 else ''}"
 
 
 def command_line() -> str:

@@ -27,6 +27,13 @@ class Demonstrations(Section):
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.02  # share of episodes to measure on, at least one
     on_device: bool = True  # keep all demonstrations on the GPU; false for images that do not fit
 
+    @model_validator(mode="before")
+    @classmethod
+    def _path_replaces_other_data(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("path") and values.get("kind") in ("two-ways", "memory"):
+            return values | {"kind": "replay"}
+        return values
+
 
 class ChunkGenerator(Section):
     """The generator f of action chunks, and options on top of a preset."""

@@ -38,24 +38,20 @@ def open_demonstrations(config: Demonstrations, given: Episodes | None = None) -
     return open_episodes(config.path, config.observe, subset=config.subset)
 
 
-def with_episodes(config: PolicyConfig, data: Any, path: bool) -> tuple[PolicyConfig, Parts]:
+def with_episodes(config: PolicyConfig, data: Any) -> tuple[PolicyConfig, Parts]:
     """Return the configuration for demonstrations that were passed from Python, and the parts of the run.
 
     Args:
         config: of the recipe, with its changes.
         data: episodes, or None for those of the recipe.
-        path: a path was passed, which replaces the toy or episodes in memory.
     """
-    section = config.data
     if data is None:
-        if path:
-            section = section.model_copy(update={"kind": "replay"})
-        return config.model_copy(update={"data": section}), NO_PARTS
+        return config, NO_PARTS
     if not isinstance(data, Episodes):
         raise InputError(
             f"data is a {type(data).__name__}: pass driftgen.policy.episodes.Episodes or the path of a file"
         )
-    section = section.model_copy(update={"kind": "memory", "path": None})
+    section = config.data.model_copy(update={"kind": "memory", "path": None})
     return config.model_copy(update={"data": section}), Parts(episodes=data)
 
 

@@ -95,10 +95,11 @@ class PolicyTraining:
         config, draws = self.config, self.draws
         shapes = ", ".join(f"{key} {'x'.join(map(str, shape))}" for key, shape in draws.shapes.items())
         held_out = "" if draws.held_out is draws.episodes else f", {len(draws.held_out)} held out"
+        count = len(draws.episodes)
+        episodes = f"{count:,} episode{'s' if count > 1 else ''}"
         chunks = f"{self.objective.generated} generated and {config.batch.positives} positive chunks each"
         return {
-            "data": f"{len(draws.episodes)} episodes, {len(draws.training):,} windows{held_out}; from "
-            f"{draws.episodes.source}",
+            "data": f"{episodes}, {len(draws.training):,} windows{held_out}; from {draws.episodes.source}",
             "policy": f"{config.observed} x ({shapes}) to {config.horizon} actions of "
             f"{self.network.action_size}, {config.executed} executed",
             "network": describe_network(self.network),

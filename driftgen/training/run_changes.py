@@ -61,9 +61,7 @@ def resolve(
     overrides = [*implied, *(f"{key}={_yaml(key, value)}" for key, value in _flatten(model, values))]
     config = _load(recipe, overrides, task, **options)
     if isinstance(config, PolicyConfig):
-        return with_episodes(config, data, "data.path" in values)
-    if "data.path" in values and config.data.kind in ("digits", "memory"):
-        config = config.model_copy(update={"data": config.data.model_copy(update={"kind": "images"})})
+        return with_episodes(config, data)
     opened = None
     if data is not None:
         section = config.data

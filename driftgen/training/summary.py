@@ -19,6 +19,7 @@ from driftgen.data.images import RealData
 from driftgen.support.compile_times import last_compile_seconds
 from driftgen.support.distributed import Distributed
 from driftgen.support.peak_memory import show_memory, total_memory
+from driftgen.support.provenance import count_threads
 from driftgen.training.config import PretrainConfig, TrainConfig
 from driftgen.training.step_clock import show_duration, show_speed
 from driftgen.training.task import Describes, LoopConfig, Task
@@ -35,6 +36,7 @@ __all__ = [
 ]
 
 NAMED = 3  # unreadable images that are named
+FUNCTIONS = {"train": "train", "pretrain": "pretrain", "policy": "train"}  # of the tasks of the package
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ def summarize(
     output, steps, device = config.output, config.optim.steps, _device(distributed)
     compiles = bool(getattr(config, "compile", False))
     key = f"{config.task}: {_networks(task)}; {device}; torch {torch.__version__}" if compiles else None
+    files = "report.html, samples/, model/, " if config.task in FUNCTIONS else ""
     rows = described | {
         "device": f"{device}, {getattr(config, 'precision', 'float32')}{', compiled' if compiles else ''}",
         "steps": f"{steps:,}"
@@ -87,7 +90,7 @@ def summarize(
         if seconds_per_step is None
         else f"about {show_duration(seconds_per_step * (steps - step))} left at "
         f"{show_speed(seconds_per_step)}, as before the stop",
-        "output": f"{folder}: report.html, samples/, model/, checkpoints/, metrics.jsonl",
+        "output": f"{folder}: {files}checkpoints/, metrics.jsonl",
         "stop": "Ctrl-C, which saves a checkpoint and the model",
     }
     if key is not None:
@@ -108,7 +111,8 @@ def describe_training(
     rows["generator"] = describe_network(generator) + (f", from {config.init}" if config.init else "")
     for i, (entry, encoder) in enumerate(zip(config.encoders, encoders, strict=True), 1):
         label = "encoder" if len(encoders) == 1 else f"encoder {i}"
-        rows[label] = f"{describe_network(encoder)}, {entry.name}"
+        origin = "" if entry.name.lower() == type(encoder).__name__.lower() else f", {entry.name}"
+        rows[label] = describe_network(encoder) + origin
     if not encoders:
         rows["encoder"] = "none: the loss compares the samples themselves"
     rows["batch"] = (
@@ -168,9 +172,11 @@ def resume_command(task: str, name: str, folder: Path) -> str:
         words = ["driftgen"]
     elif program.parts[-2:] == ("driftgen", "__main__.py"):
         words = ["python", "-m", "driftgen"]
+    elif task in FUNCTIONS:
+        recipe = repr(name) if name else "..."
+        return f"driftgen.{FUNCTIONS[task]}({recipe}, {str(folder)!r}, ...) with the same other arguments"
     else:
-        recipe, function = repr(name) if name else "...", {"policy": "train"}.get(task, task)
-        return f"driftgen.{function}({recipe}, {str(folder)!r}, ...) with the same other arguments"
+        return "run the same code again"
     if "TORCHELASTIC_RUN_ID" in os.environ:  # started by torchrun
         machines = os.environ.get("GROUP_WORLD_SIZE", "1")
         words = ["torchrun", "--nproc-per-node", os.environ.get("LOCAL_WORLD_SIZE", "1"), "-m", "driftgen"]
@@ -192,8 +198,7 @@ def _device(distributed: Distributed) -> str:
     if device.type == "cuda":
         name = f"{torch.cuda.get_device_name(device)}"
     else:
-        count = torch.get_num_threads()
-        name = f"{device.type}, {count} thread{'s' if count > 1 else ''}"
+        name = f"{device.type}, {count_threads()}"
     memory = total_memory(device)
     name += "" if memory is None else f", {show_memory(memory)}"
     return name if distributed.world_size == 1 else f"{distributed.world_size} x {name}"

@@ -48,6 +48,8 @@ def test_every_request_is_counted():
         assert record["p50_seconds"] <= record["p99_seconds"] <= record["max_seconds"]
         row = {"fault": "none"} | record
         assert show_row(row).endswith(f"{load.lost} lost")
+        assert " 1 client  " in show_row({"mode": "batched", "clients": 1} | record)
+        assert " 16 clients " in show_row({"mode": "batched", "clients": 16} | record)
 
     asyncio.run(answering(scenario))
 

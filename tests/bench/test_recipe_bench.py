@@ -50,7 +50,7 @@ def test_pretraining(here, tmp_path):
     (row,) = json.loads((tmp_path / "pretrain.json").read_text())["rows"]
     assert row["samples_per_second"] == pytest.approx(4 / row["seconds"])
     assert row["references"].keys() == {"eager"}
-    assert {cost["phase"] for cost in row["profile"]} == {"network", "optimizer"}
+    assert {cost["phase"] for cost in row["profile"]} == {"network", "optimizer", "data"}
 
 
 def test_operations_of_pretraining(tmp_path):

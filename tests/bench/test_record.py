@@ -127,3 +127,8 @@ def test_short_calls_are_repeated_until_caches_are_warm():
     calls = []
     timed(lambda: calls.append(time.sleep(0.002)), CPU, repeats=3, meter=False, least_seconds=0.02)
     assert 3 < len(calls) - 2 <= 10
+
+
+def test_a_profile_prints_no_log_lines(capfd):
+    assert profile.profile_step(lambda: torch.ones(3) + 1, torch.device("cpu"))
+    assert capfd.readouterr() == ("", "")

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 
 from driftgen import doctor
@@ -18,6 +19,12 @@ from tests.support.fork_server import run_driftgen as run
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 SOURCES = [*(ROOT / "driftgen").rglob("*.py")]
+
+
+def test_one_thread_is_not_plural():
+    (cpu,) = (finding for finding in doctor.examine() if finding.name == "CPU")
+    count = torch.get_num_threads()
+    assert cpu.value.endswith(", 1 thread" if count == 1 else f", {count} threads")
 
 
 @cache

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 import torchmetrics.image.kid  # noqa: F401, its import takes longer than a test may
+from PIL import Image
 
+from driftgen.data.images import digits
 from driftgen.errors import InputError
 from driftgen.evaluation.accumulate import Sums, accumulate
 from driftgen.evaluation.encoders import load_encoder, wrap_encoder
@@ -25,7 +27,7 @@ from driftgen.features.resnet_mae import ResNetMAE
 from driftgen.generators.image_mlp import ImageMLP
 from driftgen.pipeline import DriftPipeline
 from driftgen.report.evaluated_card import card_folder, write_evaluation
-from driftgen.report.evaluation_files import run_evaluation
+from driftgen.report.evaluation_files import _Rounds, run_evaluation
 from driftgen.support.distributed import Distributed
 from tests.support.fork_server import CAPTURE, run_driftgen, run_ranks, start_driftgen
 
@@ -248,6 +250,27 @@ def test_the_card_states_the_figures(model, tmp_path):
     # The figures stay with the model: a copy has them on its card.
     pipe = DriftPipeline.from_pretrained(copy)
     assert "FD-pixels" in (pipe.save_pretrained(tmp_path / "again") / "README.md").read_text()
+
+
+def test_a_folder_of_images_is_evaluated(tmp_path, capfd):
+    (tmp_path / "images").mkdir()
+    for i, image in enumerate(digits("heldout")[0][:60]):
+        pixels = image[0].add(1).mul(127.5).round().byte().numpy()
+        Image.fromarray(pixels).save(tmp_path / "images" / f"{i}.png")
+    words = str(tmp_path / "images"), "digits", "pixels", tmp_path / "out", "cpu", "driftgen eval"
+    with pytest.raises(InputError, match=r"set the side of the images .* \(driftgen eval: --size 64\)"):
+        run_evaluation(*words)
+    record = run_evaluation(*words, size=8, channels=1)
+    assert record["rows"][0]["precision"] > 0.7
+    assert "evaluating 60/60" in capfd.readouterr().err
+
+
+def test_progress_of_rounds_of_one_batch():
+    steps = []
+    rounds = _Rounds(lambda step, seconds: steps.append((step, seconds)), 200)
+    for seconds in (1.0, 2.0, 4.0):
+        rounds(200, seconds)
+    assert steps == [(200, 1.0), (400, 3.0), (600, 7.0)]
 
 
 def test_only_the_card_of_a_folder_can_be_written():

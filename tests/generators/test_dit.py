@@ -104,7 +104,7 @@ def test_a_released_encoder_gives_features():
     net = dg.load_official(DATA / "artifacts" / "mae_enc_b8_2222")
     assert isinstance(net, dg.features.ResNetMAE)
     assert net.features(torch.randn(2, 4, 32, 32))["layer1_mean"].shape == (2, 1, 8)
-    save = pytest.raises(dg.InputError, match="model is a Linear")
+    save = pytest.raises(dg.InputError, match="the model is of class Linear: only DiT")
     with save:
         save_official(torch.nn.Linear(2, 2), "nowhere")
 

@@ -101,9 +101,14 @@ def test_play_opens_the_page(here, opened, monkeypatch):
 
 
 def test_play_without_a_display_prints_where_the_page_is(here, opened):
-    done = here("toy", "--play")
+    done = here("toy", "two-moons", "--play", "--init", "far")
     assert (done.returncode, opened) == (0, [])
-    assert done.stdout.splitlines() == [str(PLAYGROUND), "No browser was found here: open this file in one."]
+    path, message, url = done.stdout.splitlines()
+    assert (path, message) == (
+        str(PLAYGROUND),
+        "No browser was found here. Open the file in one; with these settings:",
+    )
+    assert url.startswith(f"{PLAYGROUND.as_uri()}#target=two-moons&start=far&")
 
 
 def test_play_refuses_what_the_page_does_not_have(here, opened):

@@ -21,6 +21,17 @@ def test_redirected_output_gets_lines(monkeypatch):
     assert [int(line.split()[2].split("/")[0]) for line in lines] == [24, 29, 34, 39, 44, 49, 50]
 
 
+def test_the_last_line_has_no_time_left(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    console = Console(file=io.StringIO(), width=80)
+    with progress.track("features", 321_000, "s", console) as on_step:
+        on_step(0, 0.0)
+        now = 1.0
+        on_step(321_000, 1.0)
+    assert console.file.getvalue() == "features 321000/321000, 321,000/s, s 1\n"
+
+
 def test_a_quiet_process_prints_nothing():
     console = Console(file=io.StringIO(), quiet=True)
     with progress.track("encoding", 10, "share done", console) as on_step:

@@ -153,6 +153,12 @@ def test_the_step_is_the_drifting_loss_of_each_observation():
     torch.testing.assert_close(task.compute_gradient(3), expected.loss.detach())
 
 
+@pytest.mark.parametrize(("count", "text"), [(1, "1 episode, "), (2, "2 episodes, ")])
+def test_the_summary_counts_episodes(count, text):
+    data = OPTIONS["data"] | {"episodes": count}
+    assert PolicyTraining(config(data=data), CPU).describe()["data"].startswith(text)
+
+
 def test_bfloat16_networks_compare_chunks_in_float32():
     task = PolicyTraining(config(precision="bfloat16"), CPU)
     task.compute_gradient(0)

@@ -191,6 +191,21 @@ def test_what_the_release_does_otherwise_is_named():
 # Every recipe
 
 
+@pytest.mark.parametrize(
+    ("recipe", "task", "kind"),
+    [
+        ("digits", "train", "images"),
+        ("mae-digits", "pretrain", "images"),
+        ("two-ways", "policy train", "replay"),
+    ],
+)
+def test_a_path_replaces_the_data_of_the_package(recipe, task, kind):
+    """It was ignored: a run on photos trained digits."""
+    assert load_recipe(recipe, ["data.path=mine"], task).data.kind == kind
+    assert load_recipe(recipe, ["data.kind=memory", "data.path=mine"], task).data.kind == kind
+    assert load_recipe(recipe, (), task).data.kind == recipe.removeprefix("mae-")
+
+
 def test_all_recipes_are_there():
     small = ["digits", "mnist", "fashion-mnist", "cifar10", "tiny-imagenet", "folder"]
     encoders = ["mae-latent-256", "mae-latent-640", "mae-pixel-640", *(f"mae-{name}" for name in small)]

@@ -6,11 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from torch import nn
 
+from driftgen.data.images import open_images
 from driftgen.support.distributed import Distributed
+from driftgen.training.config import Encoder
 from driftgen.training.pretrain import pretrain
 from driftgen.training.recipes import load_recipe
-from driftgen.training.summary import resume_command
+from driftgen.training.summary import describe_training, resume_command
 from tests.support.runs import SMALL, Silent, run
 
 
@@ -76,6 +79,17 @@ def test_a_run_describes_itself(tmp_path, photos):
     )
     assert view.summaries == []
     assert view.steps == [9]
+
+
+def test_an_encoder_is_named_once():
+    class Pooled(nn.Module):
+        pass
+
+    entries = Encoder.model_construct(kind="pooled", path=None, options={}), Encoder(path="runs/mae")
+    config = load_recipe("digits", (), "train").model_copy(update={"encoders": entries})
+    rows = describe_training(config, open_images(config.data), nn.Identity(), [Pooled(), Pooled()])
+    assert rows["encoder 1"] == "Pooled, 0 parameters"
+    assert rows["encoder 2"] == "Pooled, 0 parameters, runs/mae"
 
 
 def test_pretraining_describes_itself(tmp_path):

@@ -56,6 +56,9 @@ def test_actions_train_in_the_loop(tmp_path):
             for name in saved.keys():  # noqa: SIM118, not a mapping
                 assert torch.equal(saved.get_tensor(name), averaged[f"ema/{decay}/{name}"])
     assert not view.said
+    (summary,) = view.summaries
+    assert summary.rows["output"] == f"{folder}: checkpoints/, metrics.jsonl"
+    assert summary.resume == "run the same code again"  # the package has no function for this task
     again, view, task = train_actions(folder)
     assert again
     assert view.said == [
