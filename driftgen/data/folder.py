@@ -14,6 +14,7 @@ from driftgen.data.classes import number_classes
 from driftgen.data.encoded_images import EncodedImages, Listing
 from driftgen.data.locate import IMAGE_SUFFIXES, SPLIT_NAMES, choose_split, is_image
 from driftgen.errors import InputError
+from driftgen.support.sheets import RECORD, SHEET
 from driftgen.support.untrusted_files import reading
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ LABEL_COLUMNS = ("label", "labels", "class")
 
 
 def open_folder(path: Path, config: Data) -> EncodedImages:
-    """Open a folder of images. Hidden files and files of other types are ignored.
+    """Open a folder of images. Hidden files, files of other types and the sheet of samples are ignored.
 
     - Every subfolder is a class of that name; without subfolders there is one class.
     - ``metadata.csv`` or ``metadata.jsonl`` with the columns ``file_name`` and ``label`` gives the classes
@@ -54,6 +55,8 @@ def list_images(path: Path, conditional: bool = True) -> Listing:
                 top_level.append(entry.path)
             else:
                 others.append(entry.name)
+    if RECORD in others:  # written by driftgen sample
+        top_level = [file for file in top_level if os.path.basename(file) != SHEET]
     if folders and not top_level and all(name.lower() in SPLIT_NAMES for name in folders):
         split, notes = choose_split(path, folders)
         listing = list_images(path / split, conditional)

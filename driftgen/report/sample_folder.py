@@ -16,12 +16,12 @@ from driftgen.errors import InputError
 from driftgen.pipeline import DriftPipeline
 from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.folder_lock import hold_folder
-from driftgen.support.sheets import Sheet, write_sheet
+from driftgen.support.sheets import RECORD, SHEET, Sheet, write_sheet
 from driftgen.support.untrusted_files import check_regular, read_json, reading
 
 __all__ = ["parse_labels", "write_latents", "write_samples"]
 
-RECORD, SHEET, LATENTS = "samples.json", "grid.png", "latents.safetensors"
+LATENTS = "latents.safetensors"
 MOST_LABELS = 1_000_000  # in a range
 ON_SHEET = 100  # maximum number of images on the sheet
 LONGEST_NAME = 40  # characters of a class name in a file name

@@ -20,9 +20,10 @@ from driftgen.support.untrusted_files import check_regular
 if TYPE_CHECKING:
     from PIL import Image, ImageFont
 
-__all__ = ["Sheet", "read_sheet", "write_sheet"]
+__all__ = ["RECORD", "SHEET", "Sheet", "read_sheet", "write_sheet"]
 
 KEY = "driftgen-sheet"  # keyword of the text chunk
+RECORD, SHEET = "samples.json", "grid.png"  # of a folder of samples
 GAP = 2
 INK = "#333333"
 LONGEST = 190  # maximum width of the names of the rows in pixels

@@ -12,8 +12,11 @@ import torch
 from PIL import Image
 
 from driftgen.data import decode
+from driftgen.data.folder import list_images
 from driftgen.data.images import open_images
 from driftgen.errors import InputError
+from driftgen.pipeline import DriftPipeline
+from driftgen.report.sample_folder import write_samples
 from driftgen.training.config import Augment, Data
 from tests.support.fork_server import CAPTURE, start_code
 from tests.support.helpers import fails
@@ -61,6 +64,15 @@ def test_images_in_deeper_folders_belong_to_the_class(folder, opened):
     (folder / "dogs" / "more").mkdir()
     (folder / "dogs" / "00.png").rename(folder / "dogs" / "more" / "00.JPEG")
     assert opened(folder, size=8, workers=0).labels.bincount().tolist() == [5, 7]
+
+
+def test_the_sheet_of_samples_is_no_sample(tmp_path):
+    pipe = DriftPipeline.from_pretrained("digits")
+    sheet = write_samples(pipe, tmp_path, [3, 5], guidance=1.0, seed=0, about={})
+    assert sheet.parent == tmp_path
+    assert len(list_images(tmp_path).labels) == 2
+    (tmp_path / "samples.json").unlink()  # a folder of one's own may have any names
+    assert len(list_images(tmp_path).labels) == 3
 
 
 def test_adm_center_crop():
