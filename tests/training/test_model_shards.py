@@ -7,10 +7,9 @@ import torch
 
 import driftgen as dg
 from driftgen.errors import InputError
+from driftgen.generators import UNet2D
 from driftgen.support.distributed import Distributed
-from driftgen.training.build import build_generator
 from driftgen.training.model_shards import save_shards
-from driftgen.training.recipes import load_recipe
 from driftgen.training.trainer import train
 from tests.support.runs import Silent, config, final, run
 
@@ -85,8 +84,7 @@ def test_an_encoder_without_its_decoder(tmp_path, shards):
 
 @pytest.mark.slow
 def test_thirty_million_parameters_fit_into_shards_of_16_mb(tmp_path, here):
-    recipe = load_recipe("cifar10")
-    network = build_generator(recipe.generator, (3, 32, 32), 10)
+    network = UNet2D.preset("32px", num_classes=10)
     count = sum(p.numel() for p in network.parameters())
     assert count > 30e6
     dg.save_model(network, tmp_path / "m")
