@@ -44,7 +44,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
         running = running or (place.f_globals.get("__name__"), place.f_code.co_name) == COMMAND
         place = place.f_back
     if running:
-        signal.default_int_handler(number, frame)
+        from driftgen.cli.root import interrupt
+
+        interrupt(number, frame)
     os.write(2, b"driftgen: interrupted\n")
     os._exit(130)
 

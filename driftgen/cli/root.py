@@ -20,8 +20,9 @@ from driftgen.cli.serve_command import serve
 from driftgen.cli.studio_command import studio
 from driftgen.errors import InputError, explained
 from driftgen.support.lost_process import LostProcessError, is_lost_process
+from driftgen.support.signals import interrupt, interruptions
 
-__all__ = ["app", "bench_serve", "main"]  # bench_serve adds a command to bench
+__all__ = ["app", "bench_serve", "interrupt", "main"]  # bench_serve adds a command to bench
 
 # In messages of torch's allocators.
 OUT_OF_MEMORY = (
@@ -90,25 +91,29 @@ def main() -> None:
     """Run the command. Wrong input prints one line and exits with code 2, a lost process with code 1."""
     try:
         code = run_command()
-    except InputError as error:
-        code = _fail(explained(str(error), error.topic))
     except (KeyboardInterrupt, typer.Abort):  # typer raises Abort for Ctrl-C at a question
         code = 130
-    except LostProcessError as error:
-        code = _fail(explained(str(error), "lost-process"), 1)
-    except OSError as error:
-        code = _fail(f"{error.strerror or error}: {error.filename}" if error.filename else str(error))
     except Exception as error:
-        if is_lost_process(error):
-            message = f"another process has ended: run the same command again ({_first_line(error)})"
-            code = _fail(explained(message, "lost-process"), 1)
-        elif (described := _describe(error)) is not None:
-            code = _fail(described)
-        else:
-            raise
+        code = 130 if interruptions else _explain(error)
     if code == 130:
         print("driftgen: interrupted", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _explain(error: Exception) -> int:
+    """Print one line for an error and return the exit code; raise a fault of the program again."""
+    if isinstance(error, InputError):
+        return _fail(explained(str(error), error.topic))
+    if isinstance(error, LostProcessError):
+        return _fail(explained(str(error), "lost-process"), 1)
+    if isinstance(error, OSError):
+        return _fail(f"{error.strerror or error}: {error.filename}" if error.filename else str(error))
+    if is_lost_process(error):
+        message = f"another process has ended: run the same command again ({_first_line(error)})"
+        return _fail(explained(message, "lost-process"), 1)
+    if (described := _describe(error)) is not None:
+        return _fail(described)
+    raise error
 
 
 def _describe(error: Exception) -> str | None:

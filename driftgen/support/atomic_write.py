@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,9 +89,10 @@ def _scratch_folder(path: Path) -> Iterator[Path]:
     Its name is random and it is created exclusively: what is written into it follows no link that somebody
     else has made. Errors name ``path``.
     """
-    folder = None
+    # The name is chosen first: Ctrl-C between making the folder and knowing its name would leave it behind.
+    folder = path.parent / f"{SCRATCH}{secrets.token_hex(8)}"
     try:
-        folder = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=path.parent))
+        folder.mkdir(mode=0o700)
         yield folder
     except OSError as error:
         for name in ("filename", "filename2"):
@@ -100,8 +101,11 @@ def _scratch_folder(path: Path) -> Iterator[Path]:
                 setattr(error, name, str(path))
         raise
     finally:
-        if folder is not None:
+        try:
             shutil.rmtree(folder, ignore_errors=True)
+        except KeyboardInterrupt:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
 
 
 def remove_scratch(folder: Path) -> None:

@@ -6,10 +6,14 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
-__all__ = ["handle_signals"]
+__all__ = ["handle_signals", "interrupt", "interruptions"]
 
+# Signals that raised KeyboardInterrupt in the command. Libraries in C may turn it into another exception: an
+# exception after a signal is no fault of the input.
+interruptions: list[int] = []
 NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 
@@ -32,3 +36,9 @@ def handle_signals(stop: Callable[[str], None]) -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """Raise KeyboardInterrupt, and note that it was raised."""
+    interruptions.append(number)
+    raise KeyboardInterrupt

@@ -26,6 +26,7 @@ from safetensors.torch import load_file
 
 from driftgen.errors import InputError
 from driftgen.support.peak_memory import check_fits
+from driftgen.support.signals import interruptions
 from driftgen.support.sizes import show_size
 
 __all__ = [
@@ -71,6 +72,8 @@ def reading(path: str | Path, what: str, advice: str = AGAIN) -> Iterator[None]:
         missing = error.filename if isinstance(error.filename, str) else path
         raise InputError(f"{missing} does not exist: {advice}") from None
     except Exception as error:
+        if interruptions:
+            raise KeyboardInterrupt from None
         raise InputError(f"{path} cannot be read as {what} ({reason(error)}): {advice}") from None
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # of libraries in Rust, outside Exception

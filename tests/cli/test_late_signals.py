@@ -38,6 +38,22 @@ def lose(names=recipes.recipe_names):
 
 recipes.recipe_names = lose
 """
+CONVERTED = """
+from driftgen.support.untrusted_files import reading
+
+def convert():
+    try:
+        interrupt()
+        time.sleep(5)
+    except KeyboardInterrupt:  # as torch.asarray does
+        raise TypeError("could not determine the shape") from None
+
+def parse(names=recipes.recipe_names):
+    with reading("weights", "weights"):
+        convert()
+
+recipes.recipe_names = {function}
+"""
 AFTER_COMMAND = """
 def leave(code, leave=sys.exit):
     interrupt()
@@ -81,7 +97,16 @@ def test_a_second_signal_ends_it_at_once(tmp_path, number):
     assert "cleaned up" not in stdout
 
 
-@pytest.mark.parametrize("prepare", [FINALIZER, AFTER_COMMAND], ids=["finalizer", "after the command"])
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        FINALIZER,
+        AFTER_COMMAND,
+        CONVERTED.replace("{function}", "convert"),
+        CONVERTED.replace("{function}", "parse"),
+    ],
+    ids=["finalizer", "after the command", "another exception", "while a file is read"],
+)
 def test_ctrl_c_is_neither_lost_nor_printed(tmp_path, prepare):
     begin = time.monotonic()
     process = start(tmp_path, prepare)

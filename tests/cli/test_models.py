@@ -165,7 +165,7 @@ def test_interrupted_sampling_resumes(tmp_path):
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=30)
-    assert process.returncode == 130
+    assert process.returncode == 130, stderr
     assert "Traceback" not in stderr
     written = {name: (out / name).read_bytes() for name in pictures(out)}
     assert not list(out.glob("*partial*"))

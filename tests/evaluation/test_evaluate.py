@@ -289,7 +289,7 @@ def test_an_interrupted_command_says_how_to_resume(model, tmp_path):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate()
-    assert process.returncode == 130
+    assert process.returncode == 130, errors
     *_, hint, last = errors.splitlines()
     assert hint == f"stopped: run the same command to resume: driftgen {' '.join(words)}"
     assert last == "driftgen: interrupted"

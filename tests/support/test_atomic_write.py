@@ -1,5 +1,7 @@
 import os
+import shutil
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,29 @@ def test_an_interrupted_write_keeps_the_old_file(tmp_path):
         raise RuntimeError
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("place", ["mkdir", "rmtree"])
+def test_ctrl_c_leaves_no_scratch_folder(tmp_path, monkeypatch, place):
+    """Right after the scratch folder is made, and while it is removed."""
+    path, calls = tmp_path / "metrics.json", []
+    make, remove = Path.mkdir, shutil.rmtree
+
+    def mkdir(self, mode=0o777):
+        make(self, mode)
+        raise KeyboardInterrupt
+
+    def rmtree(folder, ignore_errors):
+        calls.append(folder)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        remove(folder, ignore_errors)
+
+    monkeypatch.setattr(*((Path, "mkdir", mkdir) if place == "mkdir" else (shutil, "rmtree", rmtree)))
+    with pytest.raises(KeyboardInterrupt), atomic_write(path) as scratch:
+        scratch.write_text("new")
+    monkeypatch.undo()
+    assert list(tmp_path.iterdir()) == ([] if place == "mkdir" else [path])
 
 
 def write_folder(path, text):
