@@ -34,7 +34,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt inside the command, which catches it; end the process everywhere else.
 
     Initialization in C and ``except ImportError`` of libraries turn a KeyboardInterrupt into other errors.
-    Nothing is being written while a library is imported, nor before and after the command.
+    Nothing is being written before and after the command.
     """
     running, place = False, frame
     while place is not None:
@@ -47,6 +47,10 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
         from driftgen.cli.root import interrupt
 
         interrupt(number, frame)
+    # The command may import a library while it writes a file.
+    clean_up = getattr(sys.modules.get(COMMAND[0]), "remove_open_scratch", None)
+    if clean_up is not None:
+        clean_up()
     os.write(2, b"driftgen: interrupted\n")
     os._exit(130)
 

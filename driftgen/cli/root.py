@@ -19,10 +19,17 @@ from driftgen.cli.report_command import report
 from driftgen.cli.serve_command import serve
 from driftgen.cli.studio_command import studio
 from driftgen.errors import InputError, explained
+from driftgen.support.atomic_write import remove_open_scratch
 from driftgen.support.lost_process import LostProcessError, is_lost_process
 from driftgen.support.signals import interrupt, interruptions
 
-__all__ = ["app", "bench_serve", "interrupt", "main"]  # bench_serve adds a command to bench
+__all__ = [
+    "app",
+    "bench_serve",
+    "interrupt",
+    "main",
+    "remove_open_scratch",
+]  # bench_serve adds a command to bench
 
 # In messages of torch's allocators.
 OUT_OF_MEMORY = (

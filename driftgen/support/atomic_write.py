@@ -24,11 +24,13 @@ __all__ = [
     "check_replaceable",
     "honor_umask",
     "make_folder",
+    "remove_open_scratch",
     "remove_scratch",
 ]
 
 # Endings of the parts of a file that takes several calls, and of folders that are being replaced.
 PARTIAL, REPLACED = ".partial", ".replaced"
+open_scratch: set[Path] = set()  # of this process
 SCRATCH = ".partial-"  # beginning of the names of folders for what is being written
 
 
@@ -91,6 +93,7 @@ def _scratch_folder(path: Path) -> Iterator[Path]:
     """
     # The name is chosen first: Ctrl-C between making the folder and knowing its name would leave it behind.
     folder = path.parent / f"{SCRATCH}{secrets.token_hex(8)}"
+    open_scratch.add(folder)
     try:
         folder.mkdir(mode=0o700)
         yield folder
@@ -106,6 +109,14 @@ def _scratch_folder(path: Path) -> Iterator[Path]:
         except KeyboardInterrupt:
             shutil.rmtree(folder, ignore_errors=True)
             raise
+        finally:
+            open_scratch.discard(folder)
+
+
+def remove_open_scratch() -> None:
+    """Remove the folders of writes that are under way in this process, which is about to end."""
+    for folder in tuple(open_scratch):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_scratch(folder: Path) -> None:

@@ -54,6 +54,19 @@ def parse(names=recipes.recipe_names):
 
 recipes.recipe_names = {function}
 """
+WRITING = """
+from driftgen.support.atomic_write import atomic_write
+
+def write(names=recipes.recipe_names):
+    Path("library.py").write_text("import time, __main__; __main__.interrupt(); time.sleep(5)")
+    sys.path.insert(0, os.getcwd())
+    sys.modules["__main__"].interrupt = interrupt
+    with atomic_write(Path("file")) as scratch:
+        scratch.write_text("half")
+        import library
+
+recipes.recipe_names = write
+"""
 AFTER_COMMAND = """
 def leave(code, leave=sys.exit):
     interrupt()
@@ -61,6 +74,14 @@ def leave(code, leave=sys.exit):
 
 sys.exit = leave
 """
+
+
+def test_an_import_while_a_file_is_written_leaves_nothing(tmp_path):
+    process = start(tmp_path, WRITING)
+    _, stderr = process.communicate()
+    assert (process.returncode, stderr) == (130, "driftgen: interrupted\n")
+    assert not list(tmp_path.glob(".partial-*"))
+    assert not (tmp_path / "file").exists()
 
 
 def start(folder, prepare):
