@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,11 @@ from driftgen.support.untrusted_files import read_json
 from driftgen.support.yaml_files import read_mapping
 from driftgen.training.metrics_file import read_metrics
 from driftgen.training.run_folder import CONFIG, METRICS
-from tools.records import Results, fill, markdown
+from tools.records import Results, fill, markdown, without_folders
 
 __all__ = ["comparisons", "encoders", "generators", "make_record"]
 
 FOLDER = "cifar10/experiments"
-LOCAL = re.compile(r"(?<![\w.])(?:/[\w.\-]+)+/")  # folders of the machine that a run was made on
 FIGURES = ("reconstruction", "classification", "accuracy", "knn_accuracy")
 
 
@@ -65,8 +63,7 @@ def make_record(run: Path, changed: str, conclusion: str, evaluation: Path | Non
         facts = read_json(evaluation / "evaluation.json", "the result of driftgen eval")
         names = ("command", "model", "seed", "samples", "dtype", "evaluator", "reference", "rows")
         record["evaluation"] = {name: facts[name] for name in names}
-    text = LOCAL.sub("", json.dumps(record))
-    shortened: dict[str, Any] = json.loads(text)
+    shortened: dict[str, Any] = json.loads(without_folders(json.dumps(record)))
     return shortened
 
 

@@ -33,6 +33,7 @@ from driftgen.pipeline import DriftPipeline
 from driftgen.support.atomic_write import atomic_write
 from driftgen.support.images import contact_sheet, to_pil, to_uint8
 from driftgen.support.provenance import provenance
+from tools.records import without_folders
 
 # Classes that differ in color, background and shape.
 CLASSES = {"jellyfish": "jellyfish", "monarch": "monarch", "pizza": "pizza", "school bus": "school-bus"}
@@ -202,7 +203,8 @@ def main(source: str, cifar: str, work: str, out: str, *arguments: str) -> None:
     target.mkdir(parents=True, exist_ok=True)
     (target / "evaluation.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     (target / "samples.png").write_bytes((run / "sheet.png").read_bytes())
-    (target / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
+    config = without_folders((run / "config.yaml").read_text(encoding="utf-8"))
+    (target / "config.yaml").write_text(config, encoding="utf-8")
     print(json.dumps(record, indent=1))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import string
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -11,7 +12,9 @@ from typing import Any
 
 from driftgen.errors import InputError
 
-__all__ = ["Results", "fill", "markdown", "select"]
+__all__ = ["Results", "fill", "markdown", "select", "without_folders"]
+
+LOCAL = re.compile(r"(?<![\w.])(?:/[\w.\-]+)+/")  # folders of the machine that a record was made on
 
 # Factor from the unit of a record (seconds, bytes, operations, a number) to the unit of a table.
 SCALES = {"ms": 1e3, "GiB": 2**-30, "TFLOP": 1e-12}
@@ -76,3 +79,8 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
             raise InputError(f"the row {line} needs {len(header)} cells without '|' and line breaks")
     text = ["".join(f"| {cell} " if cell else "| " for cell in line) + "|" for line in lines]
     return "\n".join([text[0], "|" + "---|" * len(header), *text[1:]])
+
+
+def without_folders(text: str) -> str:
+    """Return a text in which paths have lost the folders of the machine."""
+    return LOCAL.sub("", text)

@@ -34,6 +34,7 @@ from rich.table import Table
 from driftgen.errors import InputError
 from driftgen.support.atomic_write import atomic_write
 from driftgen.support.provenance import provenance
+from tools.records import without_folders
 
 __all__ = ["PARTS", "Part", "Progress", "main"]
 
@@ -245,7 +246,8 @@ def write_results(out: Path, runner: Runner, command: str) -> None:
         "parts": {name: progress.record() for name, progress in runner.progress.items()},
     }
     with atomic_write(out / "faults.jsonl") as scratch:
-        scratch.write_text("".join(json.dumps(fault) + "\n" for fault in faults), encoding="utf-8")
+        lines = "".join(json.dumps(fault) + "\n" for fault in faults)
+        scratch.write_text(without_folders(lines), encoding="utf-8")
     with atomic_write(out / "reliability.json") as scratch:
         scratch.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
