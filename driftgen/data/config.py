@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from driftgen.support.config_base import Count, Natural, Section, Share
+from driftgen.support.config_base import Count, Natural, Section, Share, path_replaces
 
 __all__ = ["Augment", "Data", "InMemory", "Queue"]
 
@@ -51,9 +51,7 @@ class Data(Section):
     @model_validator(mode="before")
     @classmethod
     def _path_replaces_other_data(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("path") and values.get("kind") in ("digits", "memory"):
-            return values | {"kind": "images"}
-        return values
+        return path_replaces(values, ("digits", "memory"), "images")
 
 
 class Queue(Section):

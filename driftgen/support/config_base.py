@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Collection
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["Count", "Decay", "Natural", "Positive", "Real", "Section", "Share"]
+__all__ = ["Count", "Decay", "Natural", "Positive", "Real", "Section", "Share", "path_replaces"]
 
 # Upper bounds keep every number exact in int64, and finite in float32 when a few of them are multiplied.
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -21,3 +22,10 @@ class Section(BaseModel):
     """An immutable configuration section that rejects unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def path_replaces(values: Any, others: Collection[str], kind: str) -> Any:
+    """Return the values of a section of data, with ``kind`` if a path stands beside one of the other kinds."""
+    if isinstance(values, dict) and values.get("path") and values.get("kind") in others:
+        return values | {"kind": kind}
+    return values

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from driftgen.errors import unknown_name
 from driftgen.generators.policy_network import CHUNK_GENERATORS
-from driftgen.support.config_base import Count, Decay, Natural, Positive, Section
+from driftgen.support.config_base import Count, Decay, Natural, Positive, Section, path_replaces
 from driftgen.training.config import Expect, Loss, Optimizer, Output
 
 __all__ = ["ChunkGenerator", "Demonstrations", "ImageObservations", "Joint", "PolicyBatch", "PolicyConfig"]
@@ -30,9 +30,7 @@ class Demonstrations(Section):
     @model_validator(mode="before")
     @classmethod
     def _path_replaces_other_data(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("path") and values.get("kind") in ("two-ways", "memory"):
-            return values | {"kind": "replay"}
-        return values
+        return path_replaces(values, ("two-ways", "memory"), "replay")
 
 
 class ChunkGenerator(Section):
