@@ -25,7 +25,7 @@ class Section(BaseModel):
 
 
 def path_replaces(values: Any, others: Collection[str], kind: str) -> Any:
-    """Return the values of a section of data, with ``kind`` if a path stands beside one of the other kinds."""
+    """Return the values of a section of data, with ``kind`` if a path is set beside another kind."""
     if isinstance(values, dict) and values.get("path") and values.get("kind") in others:
         return values | {"kind": kind}
     return values
