@@ -26,6 +26,9 @@ cluster, an outlier or a group cannot hide behind larger ones. Excluded, with th
   2 ‖V‖ ‖δ‖ + ‖δ‖²: the error allowed of D is LIMIT · (D + 2 √D ‖f‖) + LIMIT² ‖f‖², and that of a loss follows
   in the same way from the floor of the normalized drifts (``twin.Loss``). For eager results the floor is
   1e-12 of the extent, which changes nothing.
+- Gaussian logits of an outlier. The kernels square a distance in float32: the logit l of an outlier's
+  nearest sample, and with it every affinity of its row, is off by up to 2⁻²¹ |l|, rounding of the distance
+  included. The floor above is at least that share of the extent.
 - The fused kernels take float32 samples here, at scales from 1e-3 to 1e8, without extreme weights
   (``unsupported_reason`` states their limits). They run in the interpreter where there is no GPU: cases are
   few. Kernels of large groups (tiles) have their own tests.
@@ -285,15 +288,30 @@ def error_of_square(square, floor):
 def exact_loss(case, arrays, temperatures, weights, guarded):
     """Results of the twin, or None if its logits are too large."""
     common = {"attraction": case.factors[0], "repulsion": case.factors[1]}
-    common |= {"normalize_drift": case.normalize_drift, "rounding": ROUNDING[case.target]}
+    common |= {"normalize_drift": case.normalize_drift}
+    rounding = ROUNDING[case.target]
     if guarded:
-        return twin.release(*arrays, temperatures, *weights, **common)
-    exact = twin.paper(
-        *arrays, temperatures, *weights, multiplicity=case.convention == "paper", kernel=case.kernel,
-        normalization=case.normalization, normalize_features=case.normalize_features, **common,
-    )  # fmt: skip
+        return twin.release(*arrays, temperatures, *weights, rounding=rounding, **common)
+    common |= {"multiplicity": case.convention == "paper", "kernel": case.kernel}
+    common |= {"normalization": case.normalization, "normalize_features": case.normalize_features}
+    exact = twin.paper(*arrays, temperatures, *weights, rounding=rounding, **common)
     unit = (exact.scale or 1.0) if case.normalize_features else 1.0
-    return None if beyond_float64(case, arrays, min(temperatures), unit) else exact
+    if beyond_float64(case, arrays, min(temperatures), unit):
+        return None
+    if case.target == "fused" and case.kernel == "gaussian":
+        rounding = max(rounding, 2**-21 * farthest_logit(arrays, min(temperatures) * unit) / LIMIT)
+        exact = twin.paper(*arrays, temperatures, *weights, rounding=rounding, **common)
+    return exact
+
+
+def farthest_logit(arrays, temperature):
+    """Return the largest −log k of a generated sample and its nearest other sample, for a Gaussian kernel."""
+    nearest = 0.0
+    for gen, *others in zip(*arrays, strict=True):
+        d = twin.distances(gen, np.concatenate([gen, *others]))
+        np.fill_diagonal(d, np.inf)
+        nearest = max(nearest, d.min(1).max())
+    return -twin.KERNELS["gaussian"](nearest, temperature)
 
 
 @contextmanager
