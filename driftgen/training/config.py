@@ -16,6 +16,7 @@ __all__ = [
     "MODULE",
     "Augment",
     "Batch",
+    "Crops",
     "Data",
     "Encoder",
     "Expect",
@@ -127,6 +128,17 @@ class Batch(Section):
     mode: Literal["exact", "previous"] = "exact"
 
 
+class Crops(Section):
+    """Random squares that all samples of a class, generated and real, are cropped to before φ.
+
+    φ of a crop is a further feature map: samples that match in many of them leave a generator fewer blind
+    spots of the encoder to exploit.
+    """
+
+    share: Share = 0.0  # of the classes of a step that are cropped
+    scale: tuple[Annotated[float, Field(ge=0.1, le=1)], Annotated[float, Field(ge=0.1, le=1)]] = (0.5, 1.0)
+
+
 class Optimizer(Section):
     """AdamW, or Muon for matrices and AdamW for the rest. The learning rate rises linearly from 1e-6 to
     ``lr`` over ``warmup`` steps, then follows ``schedule``.
@@ -204,6 +216,7 @@ class TrainConfig(_Run):
     guidance: Guidance = Guidance()
     batch: Batch = Batch()
     queue: Queue = Queue()
+    crops: Crops = Crops()
     # Of a feature with more vectors (locations), each step compares this many, drawn at random. Null: all.
     vectors: Count | None = None
     checkpoint_blocks: bool = False
@@ -232,6 +245,12 @@ class TrainConfig(_Run):
             raise ValueError("batch.micro must not be above batch.classes")
         if self.vectors is not None and self.loss.convention != "release":
             raise ValueError("vectors needs loss.convention=release, whose loss is a mean over vectors")
+        if self.crops.scale[0] > self.crops.scale[1]:
+            raise ValueError("crops.scale: the first number must not be above the second")
+        if self.crops.share and self.cache_features is True:
+            raise ValueError("crops.share needs features of every step's crops: set cache_features=false")
+        if self.crops.share and self.tokenizer is not None:
+            raise ValueError("crops.share crops images and not latents: set it to 0, or tokenizer=null")
         if not self.encoders and not self.vanilla:
             raise ValueError(
                 "encoders is empty and vanilla is false: set one of them, the drift needs a feature"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from driftgen.drift.loss import DriftingLoss, LossOutput, Statistics
+from driftgen.training.shared_crops import SharedCrops
 from driftgen.training.step_inputs import Features, StepInputs, StepOutput, guided_inputs
 from driftgen.training.vector_subsets import VectorSubsets
 
@@ -32,6 +33,7 @@ class DriftStep:
         generated: N, generated samples per condition.
         autocast: dtype of the networks; None for float32.
         subsets: chooses the vectors that the loss compares; None for all.
+        crops: crops samples before φ; None for whole samples.
         repeat: repeat each condition N times. False for a generator that does so itself, after it has
             encoded the conditions.
     """
@@ -39,10 +41,10 @@ class DriftStep:
     def __init__(
         self, generator: nn.Module, encode: Callable[[Tensor], Mapping[str, Tensor]], loss: DriftingLoss, *,
         generated: int, autocast: torch.dtype | None = None, subsets: VectorSubsets | None = None,
-        repeat: bool = True,
+        crops: SharedCrops | None = None, repeat: bool = True,
     ) -> None:  # fmt: skip
         self.generator, self.encode, self.loss, self.repeat = generator, encode, loss, repeat
-        self.generated, self.autocast, self.subsets = generated, autocast, subsets
+        self.generated, self.autocast, self.subsets, self.crops = generated, autocast, subsets, crops
         group = loss.settings.process_group
         self.world_size = 1 if group is None else dist.get_world_size(group)
 
@@ -81,6 +83,8 @@ class DriftStep:
         return cast(LossOutput, self.loss(generated, positives, unconditional or None, **options))
 
     def _grouped_features(self, samples: Tensor, inputs: StepInputs) -> Features:
+        if self.crops is not None and inputs.squares is not None:
+            samples = self.crops(samples, inputs.squares)
         features, groups = dict(self.encode(samples)), len(inputs.positives)
         if self.subsets is not None and inputs.vectors is not None:
             features = self.subsets(features, inputs.vectors[0])

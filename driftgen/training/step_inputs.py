@@ -30,6 +30,8 @@ class StepInputs(NamedTuple):
         unconditional_weight: ``[C]``, the weight of each unconditional negative; None for 1.
         vectors: ``[C, K]``, the draw of :class:`~driftgen.training.vector_subsets.VectorSubsets`, once for
             each condition; None for all vectors.
+        squares: ``[C, 3]``, the draw of :class:`~driftgen.training.shared_crops.SharedCrops`; None for whole
+            samples.
     """
 
     noise: Any
@@ -38,6 +40,7 @@ class StepInputs(NamedTuple):
     unconditional: Tensor | None = None
     unconditional_weight: Tensor | None = None
     vectors: Tensor | None = None
+    squares: Tensor | None = None
 
 
 @dataclass(frozen=True)

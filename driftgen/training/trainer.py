@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ from driftgen.training.previews import NEAREST, REAL, save_nearest, save_real, s
 from driftgen.training.run_evaluation import RunEvaluation
 from driftgen.training.run_folder import CHECKPOINTS, check_run
 from driftgen.training.sharding import make_mesh
+from driftgen.training.shared_crops import SharedCrops
 from driftgen.training.step import DriftStep
 from driftgen.training.step_inputs import StepInputs, StepOutput, guided_inputs
 from driftgen.training.step_memory import check_step, memory_advice
@@ -54,7 +56,7 @@ from driftgen.training.view import View
 __all__ = ["Training", "train"]
 
 # RNG stream ids
-ALPHA, NOISE, PREVIEW, WEIGHTS, VECTORS = range(5)
+ALPHA, NOISE, PREVIEW, WEIGHTS, VECTORS, CROPS = range(6)
 MEASURED = 256  # samples of the averaged weights that are measured, at least 2 of each class
 
 
@@ -80,7 +82,8 @@ class Training:
         queue = config.queue.kind == "queue"
         self.data = place_data(open_data(config.data, parts.data), config.data, device, queue=queue)
         check_step(batch, self.data.shape, distributed)
-        images = choose_images(config.cache_features, self.data, device, queue=queue)
+        cached = config.cache_features if not config.crops.share else False
+        images = choose_images(cached, self.data, device, queue=queue)
         self.tokenizer = make_tokenizer(config.tokenizer, device)
         torch.manual_seed(derive_seed(config.seed, WEIGHTS))
         self.generator = build_generator(
@@ -111,7 +114,7 @@ class Training:
         autocast = torch.bfloat16 if config.precision == "bfloat16" else None
         if autocast is not None and mesh is None and not parts.encoders:  # modules of the caller stay as is
             self.phi.cast_convolutions(autocast)
-        self.cache = open_cache(config.cache_features, images, self.phi.features, device, autocast, info)
+        self.cache = open_cache(cached, images, self.phi.features, device, autocast, info)
         samples = CachedRows(images) if images is not None and self.cache is not None else self.data
         ahead = device.type == "cuda" and self.cache is None and not is_on_gpu(self.data)
         sizes = StepSizes(batch.classes, batch.positives, batch.unconditional)
@@ -119,9 +122,11 @@ class Training:
         self.subsets = (
             None if config.vectors is None else VectorSubsets(self._count_vectors(), config.vectors)
         )
+        self.crops = SharedCrops(config.crops.share, config.crops.scale) if config.crops.share else None
         self.step = DriftStep(
-            self.model, self.encode, loss, generated=batch.generated, autocast=autocast, subsets=self.subsets
-        )
+            self.model, self.encode, loss, generated=batch.generated, autocast=autocast,
+            subsets=self.subsets, crops=self.crops,
+        )  # fmt: skip
         self.micro: MicroBatchedStep | None = None
         self.compute: Callable[[StepInputs], StepOutput] = self.step
         micro = min(batch.micro, self.part.stop - self.part.start)
@@ -169,6 +174,9 @@ class Training:
             *(_move(t, device) for t in (real.labels, alpha[self.part], real.positives, real.unconditional)),
             generated=config.batch.generated,
         )
+        if self.crops is not None:
+            squares = self.crops.draw(config.batch.classes, derive_generator(config.seed, step, CROPS))
+            inputs = inputs._replace(squares=_move(squares[self.part], device))
         if self.subsets is None:
             return inputs
         vectors = self.subsets.draw(derive_generator(config.seed, step, VECTORS))
@@ -242,9 +250,10 @@ class Training:
             tree_map(lambda t: t[chosen], inputs.conditions),
             inputs.positives[chosen],
             vectors=None if inputs.vectors is None else inputs.vectors[chosen],
+            squares=None if inputs.squares is None else inputs.squares[chosen],
         )
-        loss, autocast, subsets = self.step.loss, self.step.autocast, self.subsets
-        step = DriftStep(averaged, self.encode, loss, generated=each, autocast=autocast, subsets=subsets)
+        step = copy.copy(self.step)
+        step.generator, step.generated = averaged, each
         # The compiled encoder has other shapes: a compilation would take longer than the pass.
         with torch.compiler.set_stance("force_eager"):
             generated = step.generate(part, averaged)

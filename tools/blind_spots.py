@@ -1,0 +1,116 @@
+"""Blind spots of an encoder: do its features still tell the samples of a generator from real images?
+
+    python -m tools.blind_spots ENCODER train.npz NAME=MODEL ... --out results/cifar10/blind-spots.json
+
+Kernel distances (unbiased squared MMD with kernel (xᵀy / D + 1)³, features standardized by the real images)
+between samples and real images, in pooled features of the encoder: of whole images, and of their central
+70%, enlarged. The row ``real`` compares other real images. A generator whose whole samples are at the level
+of real images while their crops are not has learned what this encoder sees of whole images, and no more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics.image.kid import poly_mmd
+
+from driftgen.data.config import Data
+from driftgen.data.images import open_images
+from driftgen.errors import InputError
+from driftgen.features.resnet_mae import ResNetMAE
+from driftgen.model_io import load_model
+from driftgen.pipeline import DriftPipeline
+from driftgen.support.atomic_write import atomic_write
+from driftgen.support.provenance import environment
+from driftgen.training.shared_crops import SharedCrops
+from tools.records import Results, fill, markdown, without_folders
+
+__all__ = ["main", "measure", "table"]
+
+FEATURES = ("layer1_mean", "layer2_mean", "layer3_mean", "layer4_mean")
+VIEWS = {"whole": [1.0, 0.0, 0.0], "crop": [0.7, 0.15, 0.15]}
+BATCH = 100
+
+
+@torch.inference_mode()
+def features(encoder: ResNetMAE, images: Tensor, square: list[float]) -> dict[str, Tensor]:
+    """Return the pooled features of a view of images, each ``[n, D]``."""
+    crops, parts = SharedCrops(1.0, (0.5, 1.0)), list[dict[str, Tensor]]()
+    for batch in images.split(BATCH):
+        parts.append(encoder.features(crops(batch, torch.tensor([square]))))
+    return {name: torch.cat([part[name].flatten(1) for part in parts]).double() for name in FEATURES}
+
+
+def measure(encoder: ResNetMAE, real: Tensor, sets: dict[str, Tensor]) -> list[dict[str, Any]]:
+    """Return the kernel distance between real images and each set, for every view and feature."""
+    rows = []
+    for view, square in VIEWS.items():
+        reference = features(encoder, real, square)
+        for name, images in sets.items():
+            row: dict[str, Any] = {"view": view, "samples": name}
+            for key, value in features(encoder, images, square).items():
+                mean, std = reference[key].mean(0), reference[key].std(0) + 1e-6
+                a, b = (reference[key] - mean) / std, (value - mean) / std
+                row[key] = float(poly_mmd(a, b))
+            rows.append(row)
+    return rows
+
+
+def table(results: Results) -> str:
+    """Kernel distances by view, samples and feature."""
+    rows = [
+        (row["samples"], row["view"], *(fill(f"{{{name}:.4f}}", row) for name in FEATURES))
+        for row in results.load("cifar10/blind-spots.json")["rows"]
+    ]
+    return markdown(("samples", "view", *FEATURES), rows)
+
+
+def main(arguments: list[str]) -> int:
+    """Write the record. Return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tools.blind_spots")
+    parser.add_argument("encoder", help="a masked autoencoder")
+    parser.add_argument("data", type=Path, help="its training images, .npz")
+    parser.add_argument("models", nargs="+", help="NAME=MODEL, a generator on the same classes")
+    parser.add_argument("--size", type=int, default=32, help="side of the images")
+    parser.add_argument("--per-class", type=int, default=100, help="images of a class in each set")
+    parser.add_argument("--out", type=Path, required=True, help="file of the record")
+    options = parser.parse_args(arguments)
+    try:
+        encoder = load_model(options.encoder)
+        if not isinstance(encoder, ResNetMAE):
+            raise InputError(f"{options.encoder} is no masked autoencoder")
+        channels = encoder.options()["in_channels"]
+        data = open_images(Data(path=str(options.data), size=options.size, channels=channels))
+        classes, n = len(data.class_names), options.per_class
+        chosen = torch.stack([(data.labels == c).nonzero()[: 2 * n, 0] for c in range(classes)])
+        halves = [data.load(half.flatten(), 0) for half in (chosen[:, :n], chosen[:, n:])]
+        sets = {"real": halves[1]}
+        labels = [c for c in range(classes) for _ in range(n)]
+        for entry in options.models:
+            name, _, path = entry.partition("=")
+            pipe = DriftPipeline.from_pretrained(path)
+            sets[name] = pipe(labels, guidance=1.0, seed=0, output="tensor")
+        record = {
+            "command": "python -m tools.blind_spots " + " ".join(arguments),
+            "environment": environment(torch.device("cpu")),
+            "images_per_set": classes * n,
+            "guidance": 1.0,
+            "seed": 0,
+            "rows": measure(encoder.eval(), halves[0], sets),
+        }
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    with atomic_write(options.out) as scratch:
+        scratch.write_text(without_folders(json.dumps(record, indent=1)) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
