@@ -71,7 +71,7 @@ TABLES: dict[str, Table] = {
     "encoders": experiments.encoders,  # results/cifar10/experiments.md
     "generators": experiments.generators,  # results/cifar10/experiments.md
     "comparisons": experiments.comparisons,  # results/cifar10/experiments.md
-    "blind spots": blind_spots.table,  # results/cifar10/experiments.md
+    "blind-spots": blind_spots.table,  # results/cifar10/experiments.md
     "policy-spread": policy_tables.spread,  # results/policy/README.md, docs/policies.md
     "serve-load": serve_tables.load,  # docs/serving.md
     "serve-faults": serve_tables.faults,  # docs/serving.md

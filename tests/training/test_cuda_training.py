@@ -147,12 +147,13 @@ def test_a_step_that_synchronizes_is_not_captured():
     assert torch.randn(3, device="cuda").isfinite().all()
 
 
-def test_a_run_is_the_same_captured(tmp_path):
+@pytest.mark.parametrize("more", [[], ["crops.share=0.5"]], ids=["whole", "crops"])
+def test_a_run_is_the_same_captured(tmp_path, more):
     """The whole loop: clipping, updates, averages, previews, a stop and a resume."""
     states = {}
     for graph in (True, False):
         for steps in (6, 12):
-            changes = [f"optim.steps={steps}", f"cuda_graph={graph}", "compile=true"]
+            changes = [f"optim.steps={steps}", f"cuda_graph={graph}", "compile=true", *more]
             view = Silent()
             assert train(config(*changes), tmp_path / str(graph), Distributed.start(), view, override=True)
         assert not [text for text in view.said if "CUDA graph" in text]
