@@ -249,8 +249,8 @@ class TrainConfig(_Run):
             raise ValueError("crops.scale: the first number must not be above the second")
         if self.crops.share and self.cache_features is True:
             raise ValueError("crops.share needs features of every step's crops: set cache_features=false")
-        if self.crops.share and self.tokenizer is not None:
-            raise ValueError("crops.share crops images and not latents: set it to 0, or tokenizer=null")
+        if self.crops.share and (self.tokenizer is not None or self.data.kind == "latents"):
+            raise ValueError("crops.share crops images and not latents: set it to 0")
         if not self.encoders and not self.vanilla:
             raise ValueError(
                 "encoders is empty and vanilla is false: set one of them, the drift needs a feature"

@@ -136,7 +136,8 @@ def test_a_run_resumes_to_the_bit(tmp_path):
     ("changes", "message"),
     [
         (["crops.share=0.5", "cache_features=true"], "set cache_features=false"),
-        (["crops.share=0.5", "tokenizer={}"], "tokenizer=null"),
+        (["crops.share=0.5", "tokenizer={}"], "not latents"),
+        (["crops.share=0.5", "data={kind: latents, path: x}"], "not latents"),
         (["crops.scale=[0.9, 0.5]"], "the first number must not be above"),
         (["crops.share=2"], "crops.share"),
         (["crops.scale=[0, 1]"], "crops.scale"),
