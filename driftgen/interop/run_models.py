@@ -80,10 +80,10 @@ def _no_model_yet(run: Path) -> str:
     try:
         config: Any = read_mapping(run / RUN_CONFIG)
         every, steps = int(config["output"]["checkpoint_every"]), int(config["optim"]["steps"])
+        saved = [int(p.name[5:]) for p in (run / CHECKPOINTS).glob("step-*") if p.name[5:].isdigit()]
+        first = min((max(saved, default=0) // every + 1) * every, steps)
     except (ValueError, LookupError, TypeError, ZeroDivisionError, OverflowError):
         return f"{run} has no model yet: a run saves one at every checkpoint"
-    saved = [int(p.name[5:]) for p in (run / CHECKPOINTS).glob("step-*") if p.name[5:].isdigit()]
-    first = min((max(saved, default=0) // every + 1) * every, steps)
     at = _last_step(run / METRICS)
     return (
         f"{run} has no model yet: it saves one at its next checkpoint, at step {first:,}"

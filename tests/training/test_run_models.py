@@ -149,3 +149,10 @@ def test_a_pretrained_encoder_is_saved_at_checkpoints(tmp_path):
         pretrain(recipe, tmp_path / "r", Distributed.start("cpu"), KilledView(3))
     assert saved_step(tmp_path / "r" / "model") == 2
     assert type(dg.load_model(tmp_path / "r")).__name__ == "ResNetMAE"
+
+
+def test_a_damaged_interval_of_checkpoints_gives_the_general_message(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    (tmp_path / "config.yaml").write_text("output: {checkpoint_every: 0}\noptim: {steps: 5}\n")
+    with pytest.raises(dg.InputError, match="has no model yet: a run saves one at every checkpoint"):
+        dg.load_model(tmp_path)
