@@ -36,7 +36,8 @@ def _heading(record: Mapping[str, Any]) -> str:
     complete = "" if record["complete"] else ", stopped before its end"
     return (
         f"{record['minutes']:g} minutes on {record['cores']} cores ({record['hardware']}, torch "
-        f"{record['torch']}), seed {record['seed']}, {record['faults']:,} faults{complete}: "
+        f"{record['torch']}), seed {record['seed']}, {record['faults']:,} "
+        f"{'fault' if record['faults'] == 1 else 'faults'}{complete}: "
         f"`{record['command']}`"
     )
 
