@@ -131,8 +131,7 @@ class Batch(Section):
 class Crops(Section):
     """Random squares that all samples of a class, generated and real, are cropped to before φ.
 
-    φ of a crop is a further feature map: samples that match in many of them leave a generator fewer blind
-    spots of the encoder to exploit.
+    φ of a crop is a further feature map: matching in many of them should leave fewer blind spots of φ.
     """
 
     share: Share = 0.0  # of the classes of a step that are cropped

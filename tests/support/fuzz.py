@@ -28,7 +28,8 @@ cluster, an outlier or a group cannot hide behind larger ones. Excluded, with th
   1e-12 of the extent, which changes nothing.
 - Gaussian logits of an outlier. The kernels square a distance in float32: the logit l of an outlier's
   nearest sample, and with it every affinity of its row, is off by up to 2⁻²¹ |l|, rounding of the distance
-  included. The floor above is at least that share of the extent.
+  included. The floor above is at least that share of the extent: from |l| of about 2e6 on, only the scale and
+  finiteness are checked.
 - The fused kernels take float32 samples here, at scales from 1e-3 to 1e8, without extreme weights
   (``unsupported_reason`` states their limits). They run in the interpreter where there is no GPU: cases are
   few. Kernels of large groups (tiles) have their own tests.
