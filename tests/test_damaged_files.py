@@ -164,6 +164,12 @@ def test_sizes_are_checked_before_anything_is_allocated(tmp_path):
     fails(lambda: read_arrays(tmp_path / "a.npz"), r"a\.npz takes .* GiB of memory at least, the machine has")
 
 
+def test_a_member_that_is_no_array(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("images.npy", b"\0" * 200)
+    fails(lambda: read_arrays(tmp_path / "a.npz"), r"a\.npz cannot be .* \(images is not a NumPy array\)")
+
+
 def test_yaml_aliases_are_counted():
     """Nine lines stand for a billion values; a few aliases are fine."""
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]

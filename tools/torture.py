@@ -287,7 +287,7 @@ def summarize(runner: Runner, out: Path, console: Console) -> int:
     for fault in faults[:20]:
         console.print(f"{fault['text']}\n    {fault['command']}", markup=False, highlight=False)
     cases = sum(progress.tried for progress in runner.progress.values())
-    found = f"{len(faults)} faults" if faults else "no fault"
+    found = f"{len(faults)} fault{'s' * (len(faults) > 1)}" if faults else "no fault"
     console.print(f"{cases:,} cases, {found}: see {out / 'reliability.json'} and faults.jsonl")
     if runner.stopped:
         console.print("stopped before the end: the figures are those of the cases so far")

@@ -233,7 +233,11 @@ def read_arrays(path: Path, names: Collection[str] | None = None, advice: str = 
         wanted = [name for name in sizes if names is None or name in names]
         check_memory(path, sum(sizes[name] for name in wanted))
         with np.load(path, allow_pickle=False) as stored:
-            return {name: stored[name] if name in wanted else None for name in stored.files}
+            arrays = {name: stored[name] if name in wanted else None for name in stored.files}
+        for name in wanted:
+            if not isinstance(arrays.get(name), np.ndarray):  # NumPy returns the bytes of any other member
+                raise ValueError(f"{name} is not a NumPy array")
+        return arrays
 
 
 def check_memory(what: str | Path, size: int) -> None:
