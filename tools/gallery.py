@@ -35,6 +35,15 @@ class Picture:
 
 PICTURES = (
     Picture(
+        "cifar10/samples.png",
+        "**CIFAR-10 in one network call each**, eight per class, not selected, by "
+        "[the model that ships](cifar10/README.md).",
+        "cifar10/evaluation.json",
+        width=50,
+        command="driftgen demo",
+        evaluator="the samples themselves; FID on its page",
+    ),
+    Picture(
         "demo-digits/samples.png",
         "**Digits in one network call each**, ten per class, as `make demo` trains them on a CPU: "
         "{figures[recognized]:.1%} are recognized.",

@@ -23,6 +23,7 @@ from driftgen.support.atomic_write import atomic_write
 from tools import (
     ablation_tables,
     blind_spots,
+    cifar10_tables,
     cluster_estimate,
     document_tables,
     evaluator_tables,
@@ -68,6 +69,10 @@ TABLES: dict[str, Table] = {
     "evaluator-ways": evaluator_tables.evaluator_ways,  # results/evaluator/README.md, docs/evaluation.md
     "evaluator-time": evaluator_tables.evaluator_time,  # results/evaluator/README.md
     "ablations": ablation_tables.summary,  # results/ablations/README.md
+    "cifar10": cifar10_tables.evaluations,  # results/cifar10/README.md
+    "cifar10-curve": cifar10_tables.curve,  # results/cifar10/README.md
+    "cifar10-copies": cifar10_tables.copies,  # results/cifar10/README.md
+    "cifar10-hours": cifar10_tables.hours,  # results/cifar10/README.md
     "encoders": experiments.encoders,  # results/cifar10/experiments.md
     "generators": experiments.generators,  # results/cifar10/experiments.md
     "comparisons": experiments.comparisons,  # results/cifar10/experiments.md

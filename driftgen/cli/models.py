@@ -19,7 +19,8 @@ def sample(
     model: Annotated[
         str,
         typer.Argument(
-            help="Packaged model (digits), saved model, run, artifact of the authors, owner/repository, hf://name.",
+            help="Packaged model (cifar10, digits), saved model, run, artifact of the authors, "
+            "owner/repository, hf://name.",
             show_default=False,
         ),
     ],
@@ -87,7 +88,7 @@ def export(
     model: Annotated[
         str,
         typer.Argument(
-            help="Packaged model (digits), saved model or policy, run, artifact, owner/repository, hf://name.",
+            help="Packaged model (cifar10, digits), saved model or policy, run, artifact, owner/repository, hf://name.",
             show_default=False,
         ),
     ],

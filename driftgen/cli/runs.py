@@ -65,7 +65,7 @@ Init = Annotated[
     str | None,
     typer.Option(
         help="Start from the weights of this model: a folder, a run, owner/repository, hf://name, or a model "
-        "that ships with the package (digits)."
+        "that ships with the package (cifar10, digits)."
     ),
 ]
 

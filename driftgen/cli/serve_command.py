@@ -20,7 +20,7 @@ def serve(
     model: Annotated[
         str,
         typer.Argument(
-            help="Packaged model (digits), saved model or policy, run, artifact, owner/repository, hf://name.",
+            help="Packaged model (cifar10, digits), saved model or policy, run, artifact, owner/repository, hf://name.",
             show_default=False,
         ),
     ],

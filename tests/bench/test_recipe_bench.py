@@ -11,6 +11,7 @@ from driftgen.bench.recipe_bench import RecipeCase, RecipeStep
 from driftgen.bench.step_bench import Sizes, measure_steps
 from driftgen.features import resnet_layers
 from driftgen.ops import attention, dispatch
+from driftgen.training.recipes import load_recipe
 from tests.support.bench_records import CPU, fits
 
 TINY_TRAIN = ["batch.generated=2", "batch.positives=2", "batch.unconditional=1"]
@@ -61,14 +62,15 @@ def test_operations_of_pretraining(tmp_path):
     assert step.operations() == pytest.approx(counted, rel=0.1)
 
 
-@pytest.mark.parametrize("recipe", ["cifar10", "mnist"])
+@pytest.mark.parametrize("recipe", [pytest.param("cifar10", marks=pytest.mark.slow), "mnist"])
 def test_random_images_and_encoders(recipe, tmp_path):
     """Sizes and encoders are those of the recipe and of its pretraining recipe."""
     config = RecipeCase(recipe, "train", ("compile=false",)).load(tmp_path)
     assert config.data.path == str(tmp_path / "images.npz")
-    (encoder,) = config.encoders
-    assert encoder.path == str(tmp_path / "encoder-0")
-    assert (tmp_path / "encoder-0" / "config.json").exists()
+    for i, encoder in enumerate(config.encoders):
+        assert encoder.path == str(tmp_path / f"encoder-{i}")
+        assert (tmp_path / f"encoder-{i}" / "config.json").exists()
+    assert len(config.encoders) == len(load_recipe(recipe).encoders) > 0
     assert config.compile is False
     own = RecipeCase("digits", "train", ("seed=3",)).load(tmp_path)
     assert (own.data.kind, own.data.path, own.seed) == ("digits", None, 3)

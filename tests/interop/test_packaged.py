@@ -11,6 +11,7 @@ from driftgen.demo import EACH, GUIDANCE
 from driftgen.evaluation.digits import evaluate_digits
 from driftgen.interop.packaged import FOLDER, find_packaged, packaged_names
 from driftgen.model_io import save_model
+from driftgen.support.checksum import weights_checksum
 
 RESULTS = Path(__file__).parents[2] / "results"
 LARGEST = 30e6  # bytes
@@ -32,6 +33,20 @@ def test_the_digits_are_those_of_the_demo():
     figures = evaluate_digits(pipe(labels, guidance=GUIDANCE, seed=0, output="tensor"), torch.tensor(labels))
     # Other processors round differently: a few of 1,000 samples may change sides.
     assert figures == pytest.approx(record["figures"], abs=0.005)
+
+
+def test_the_figures_of_cifar10_are_those_of_these_weights():
+    pipe = dg.DriftPipeline.from_pretrained("cifar10")
+    card = (FOLDER / "cifar10" / "README.md").read_text(encoding="utf-8")
+    for name in ("evaluation.json", "neighbors/neighbors.json"):
+        record = json.loads((RESULTS / "cifar10" / name).read_text())
+        assert record["weights"] == weights_checksum(pipe.generator), name
+    rows = json.loads((RESULTS / "cifar10" / "evaluation.json").read_text())["rows"]
+    best = min(rows, key=lambda row: row["FID"])
+    assert best["guidance"] == pipe.guidance
+    assert best["FID"] <= 15
+    for row in rows:
+        assert f"{row['FID']:.2f} at guidance {row['guidance']:g}" in card
 
 
 def test_a_folder_of_the_same_name(tmp_path, monkeypatch):

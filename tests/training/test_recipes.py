@@ -276,7 +276,7 @@ def test_an_encoder_can_be_built_and_runs_on_the_data(name):
     assert mae.base_channels >= 64
     # The number of classes is the data's: a recipe that fixed it would refuse a part of them.
     assert "num_classes" not in config.mae.options
-    assert config.mae.finetune_steps < config.optim.steps
+    assert config.mae.finetune_steps <= config.optim.steps
 
 
 @pytest.mark.parametrize(
@@ -284,5 +284,6 @@ def test_an_encoder_can_be_built_and_runs_on_the_data(name):
 )
 def test_small_recipes_use_their_own_encoder(name):
     config, encoder = load_recipe(name), load_recipe(f"mae-{name}")
-    assert [e.path for e in config.encoders] == [f"runs/mae-{name}"]
+    assert config.encoders[0].path == f"runs/mae-{name}"
+    assert all(e.path.removeprefix("runs/") in PRETRAIN for e in config.encoders)
     assert (config.data.size, config.data.channels) == (encoder.data.size, encoder.data.channels)

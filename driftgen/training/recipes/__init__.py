@@ -123,7 +123,7 @@ def load_config(path: Path, model: type[Config], overrides: Sequence[str] = ()) 
 
 def recipe_names() -> list[Recipe]:
     """Return every packaged recipe: its name, its command and a one-line description."""
-    records = {path.stem: read_mapping(path) for path in sorted(FOLDER.glob("*.yaml"))}
+    records = {path.stem: read_mapping(path) for path in _files()}
     return [Recipe(name, str(r.get("task", "train")), str(r.get("about", ""))) for name, r in records.items()]
 
 
@@ -154,8 +154,12 @@ def differences(old: Dumpable, new: Dumpable) -> list[str]:
     ]
 
 
+def _files() -> list[Path]:
+    return sorted(FOLDER.glob("*.yaml"), key=lambda path: path.stem)
+
+
 def _find(name_or_path: str | Path) -> Path:
-    packaged = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
+    packaged = {path.stem: path for path in _files()}
     if isinstance(name_or_path, str) and name_or_path in packaged:
         return packaged[name_or_path]
     path = Path(name_or_path)
