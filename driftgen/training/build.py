@@ -30,6 +30,7 @@ from driftgen.training.sharding import shard_features
 __all__ = [
     "NO_PARTS",
     "Parts",
+    "build_encoder",
     "build_features",
     "build_generator",
     "build_mae",
@@ -213,7 +214,7 @@ def build_features(
     entries: list[tuple[Encoder, dict[str, Any]]] = []
     for i, entry in enumerate(config.encoders):
         encoder: Any = (
-            next(modules, None) if entry.kind == c.MODULE else _build_encoder(entry, f"encoders.{i}")
+            next(modules, None) if entry.kind == c.MODULE else build_encoder(entry, f"encoders.{i}")
         )
         if encoder is None:
             raise InputError(
@@ -244,10 +245,11 @@ def build_features(
 
 def check_encoder_paths(config: c.TrainConfig) -> None:
     """Raise if an encoder is a run folder that does not exist: a missing run is no name on the Hub."""
-    for entry in config.encoders:
-        if entry.path is not None and entry.kind == "mae" and _is_missing_run(entry.path):
-            command = pretrain_command(entry.path, config.data.path, about=config.about)
-            raise InputError(f"Encoder {entry.path} not found. Train it first: {command}", topic="not-found")
+    paths = [path for entry in config.encoders if entry.kind == "mae" for path in (entry.path, *entry.pool)]
+    for path in paths:
+        if path is not None and _is_missing_run(path):
+            command = pretrain_command(path, config.data.path, about=config.about)
+            raise InputError(f"Encoder {path} not found. Train it first: {command}", topic="not-found")
 
 
 def _is_missing_run(path: str) -> bool:
@@ -259,7 +261,8 @@ def _is_missing_run(path: str) -> bool:
     return local or Path(place.parts[0]).is_dir()
 
 
-def _build_encoder(config: c.Encoder, where: str) -> nn.Module:
+def build_encoder(config: c.Encoder, where: str) -> nn.Module:
+    """Build or load one encoder; ``where`` names it in messages."""
     if config.kind == c.AUTO:
         raise InputError(f"{where}.kind=auto is not resolved: start the run with driftgen train")
     entry = get_architecture("encoder", config.kind)

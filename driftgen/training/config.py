@@ -60,6 +60,8 @@ class Encoder(Section):
     # mae, convnext, backbone, resnet50, a name of driftgen.register_encoder, or auto
     kind: str = "mae"
     path: Annotated[str | None, Field(validate_default=True)] = None
+    # Saved models that differ from that of ``path`` in their weights only: each step uses one of them all.
+    pool: tuple[str, ...] = ()
     options: dict[str, Any] = Field(default_factory=dict)
     decode_first: bool = False  # decode latents to images first, for encoders of images
     # Arguments of features(): every_k_block, vectors, mean_std, patch_sizes, ...
@@ -85,6 +87,13 @@ class Encoder(Section):
         if path is None and kind not in (MODULE, AUTO) and get_architecture("encoder", kind).built_in:
             raise PydanticCustomError("missing", "Field required")
         return path
+
+    @field_validator("pool")
+    @classmethod
+    def _has_path(cls, pool: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if pool and info.data.get("path") is None:
+            raise ValueError("a pool has further saved models: set path to the first one")
+        return pool
 
     @property
     def name(self) -> str:
@@ -231,6 +240,11 @@ class TrainConfig(_Run):
         return ({"kind": AUTO},) if encoders == AUTO else encoders
 
     @property
+    def may_cache(self) -> bool:
+        """True if the features of a real image are the same at every step."""
+        return not self.crops.share and not any(encoder.pool for encoder in self.encoders)
+
+    @property
     def guidance_range(self) -> list[float]:
         """Smallest and largest α of the training; guidance needs unconditional negatives."""
         low, high = self.guidance.low, self.guidance.high
@@ -248,6 +262,15 @@ class TrainConfig(_Run):
             raise ValueError("crops.scale: the first number must not be above the second")
         if self.crops.share and self.cache_features is True:
             raise ValueError("crops.share needs features of every step's crops: set cache_features=false")
+        if any(encoder.pool for encoder in self.encoders):
+            if self.cache_features is True:
+                raise ValueError(
+                    "encoders.pool needs features of every step's encoder: set cache_features=false"
+                )
+            if self.fsdp:
+                raise ValueError("encoders.pool does not work with fsdp=true: remove one of them")
+            if self.batch.micro > 1 and self.batch.mode == "previous":
+                raise ValueError("encoders.pool changes the scales from step to step: set batch.mode=exact")
         if self.crops.share and (self.tokenizer is not None or self.data.kind == "latents"):
             raise ValueError("crops.share crops images and not latents: set it to 0")
         if not self.encoders and not self.vanilla:

@@ -112,7 +112,8 @@ def describe_training(
     for i, (entry, encoder) in enumerate(zip(config.encoders, encoders, strict=True), 1):
         label = "encoder" if len(encoders) == 1 else f"encoder {i}"
         origin = "" if entry.name.lower() == type(encoder).__name__.lower() else f", {entry.name}"
-        rows[label] = describe_network(encoder) + origin
+        pool = f" and {len(entry.pool)} more, one a step" if entry.pool else ""
+        rows[label] = describe_network(encoder) + origin + pool
     if not encoders:
         rows["encoder"] = "none: the loss compares the samples themselves"
     rows["batch"] = (

@@ -34,6 +34,7 @@ from driftgen.training.build import (
 )
 from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.config import TrainConfig
+from driftgen.training.encoder_pool import EncoderPools
 from driftgen.training.feature_cache import CachedRows, choose_images, open_cache
 from driftgen.training.graphed_step import GraphedStep, can_capture
 from driftgen.training.health import Health, never_trained
@@ -56,7 +57,7 @@ from driftgen.training.view import View
 __all__ = ["Training", "train"]
 
 # RNG stream ids
-ALPHA, NOISE, PREVIEW, WEIGHTS, VECTORS, CROPS = range(6)
+ALPHA, NOISE, PREVIEW, WEIGHTS, VECTORS, CROPS, POOL = range(7)
 MEASURED = 256  # samples of the averaged weights that are measured, at least 2 of each class
 
 
@@ -82,7 +83,7 @@ class Training:
         queue = config.queue.kind == "queue"
         self.data = place_data(open_data(config.data, parts.data), config.data, device, queue=queue)
         check_step(batch, self.data.shape, distributed)
-        cached = config.cache_features if not config.crops.share else False
+        cached = config.cache_features if config.may_cache else False
         images = choose_images(cached, self.data, device, queue=queue)
         self.tokenizer = make_tokenizer(config.tokenizer, device)
         torch.manual_seed(derive_seed(config.seed, WEIGHTS))
@@ -114,6 +115,7 @@ class Training:
         autocast = torch.bfloat16 if config.precision == "bfloat16" else None
         if autocast is not None and mesh is None and not parts.encoders:  # modules of the caller stay as is
             self.phi.cast_convolutions(autocast)
+        self.pools = EncoderPools(config.encoders, self.phi.networks, config.seed, POOL)
         self.cache = open_cache(cached, images, self.phi.features, device, autocast, info)
         samples = CachedRows(images) if images is not None and self.cache is not None else self.data
         ahead = device.type == "cuda" and self.cache is None and not is_on_gpu(self.data)
@@ -203,6 +205,7 @@ class Training:
         else:
             _, inputs, random = ahead
             random.restore(self.distributed.device)  # networks may draw, for example for dropout
+        self.pools.choose(step)
         output = self.compute(inputs)
         self.last, self.done = (inputs, output), step + 1
         return output.loss

@@ -7,6 +7,7 @@ from torch.utils._pytree import tree_map_only
 import driftgen as dg
 from driftgen.features import FeatureStack, ResNetMAE
 from driftgen.generators import DiT
+from driftgen.model_io import save_model
 from driftgen.support.distributed import Distributed
 from driftgen.training.graphed_step import GraphedStep
 from driftgen.training.pretrain import Pretraining
@@ -147,10 +148,15 @@ def test_a_step_that_synchronizes_is_not_captured():
     assert torch.randn(3, device="cuda").isfinite().all()
 
 
-@pytest.mark.parametrize("more", [[], ["crops.share=0.5"]], ids=["whole", "crops"])
-def test_a_run_is_the_same_captured(tmp_path, more):
+@pytest.mark.parametrize("kind", ["whole", "crops", "pool"])
+def test_a_run_is_the_same_captured(tmp_path, kind):
     """The whole loop: clipping, updates, averages, previews, a stop and a resume."""
-    states = {}
+    states, more = {}, {"crops": ["crops.share=0.5"]}.get(kind, [])
+    if kind == "pool":  # the weights of the encoder change between replays
+        paths = [str(tmp_path / f"encoder-{i}") for i in range(2)]
+        for path in paths:
+            save_model(ResNetMAE(in_channels=1, base_channels=40, blocks=[1, 1]), path)
+        more = [f"encoders=[{{kind: mae, path: {paths[0]}, pool: [{paths[1]}]}}]"]
     for graph in (True, False):
         for steps in (6, 12):
             changes = [f"optim.steps={steps}", f"cuda_graph={graph}", "compile=true", *more]

@@ -1,0 +1,76 @@
+"""Pools of encoders: each step computes φ with one encoder of a pool.
+
+Encoders that differ only in their weights have different blind spots. The loss of a step is that of one of
+them, its mean over the steps that of all, and a step costs as much as with a single encoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from driftgen.errors import InputError
+from driftgen.support.rng import derive_generator
+from driftgen.training.build import build_encoder
+from driftgen.training.config import Encoder
+
+__all__ = ["EncoderPools"]
+
+
+class _Pool(NamedTuple):
+    """The tensors that an encoder computes with, and those of each member in the same order."""
+
+    used: list[Tensor]
+    members: list[list[Tensor]]
+
+
+class EncoderPools:
+    """The members of every encoder of a run, on its device; the weights of one are copied before a step.
+
+    The copy is in place, so that a captured CUDA graph and compiled blocks compute with it.
+
+    Args:
+        entries: encoders of the configuration.
+        networks: the encoder of each entry, with the weights of its ``path``.
+        seed: seed and stream of the draws.
+    """
+
+    def __init__(self, entries: Sequence[Encoder], networks: Sequence[nn.Module], *seed: int) -> None:
+        self.seed = seed
+        self.pools = [
+            _open(entry, network, f"encoders.{i}.pool") if entry.pool else None
+            for i, (entry, network) in enumerate(zip(entries, networks, strict=True))
+        ]
+
+    def draw(self, step: int) -> list[int]:
+        """Return the member of each encoder at a step: 0 is its ``path``, then ``pool`` in order."""
+        random = derive_generator(*self.seed, step)
+        sizes = [len(pool.members) if pool else 1 for pool in self.pools]
+        return [int(torch.randint(size, (), generator=random)) for size in sizes]
+
+    @torch.no_grad()
+    def choose(self, step: int) -> None:
+        """Give every encoder the weights of its member at a step."""
+        if not any(self.pools):
+            return
+        for pool, member in zip(self.pools, self.draw(step), strict=True):
+            if pool is not None:
+                torch._foreach_copy_(pool.used, pool.members[member])
+
+
+def _open(entry: Encoder, network: nn.Module, where: str) -> _Pool:
+    state = network.state_dict()
+    first = [tensor.clone() for tensor in state.values()]
+    members = [first]
+    for path in entry.pool:
+        other = build_encoder(entry.model_copy(update={"path": path}), where).state_dict()
+        if {n: t.shape for n, t in other.items()} != {n: t.shape for n, t in state.items()}:
+            raise InputError(
+                f"{where}: {path} has other weights than {entry.path}: encoders of a pool need the same "
+                "options"
+            )
+        members.append([torch.empty_like(kept).copy_(other[n]) for n, kept in state.items()])
+    return _Pool(list(state.values()), members)

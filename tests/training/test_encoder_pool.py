@@ -1,0 +1,103 @@
+"""Pools of encoders: a step is that of the member that it draws."""
+
+import pytest
+import torch
+
+from driftgen.errors import InputError
+from driftgen.features.resnet_mae import ResNetMAE
+from driftgen.model_io import save_model
+from driftgen.support.distributed import Distributed
+from driftgen.training.trainer import Training
+from tests.support.runs import config, final, run
+
+POOL = "encoders=[{kind: mae, path: a, pool: [b]}]"
+
+
+@pytest.fixture
+def encoders(tmp_path):
+    """Folders of three encoders that differ in their weights."""
+    folders = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        mae = ResNetMAE(in_channels=1, base_channels=40, blocks=[1, 1], patchify=1, num_classes=10)
+        folders.append(str(tmp_path / f"encoder-{seed}"))
+        save_model(mae, folders[-1])
+    return folders
+
+
+def entry(path, *pool):
+    return f"encoders=[{{kind: mae, path: {path}, pool: [{', '.join(pool)}]}}]"
+
+
+def gradient(task, step):
+    task.generator.zero_grad()
+    task.compute_gradient(step)
+    return [p.grad.clone() for p in task.generator.parameters()]
+
+
+def test_a_step_is_that_of_the_drawn_encoder(encoders):
+    cpu = Distributed.start("cpu")
+    task = Training(config(entry(*encoders)), cpu)
+    alone = [Training(config(entry(path)), cpu) for path in encoders]
+    drawn = [task.pools.draw(step)[0] for step in range(12)]
+    assert set(drawn) == {0, 1, 2}
+    for step in (drawn.index(0), drawn.index(1), drawn.index(2), 0):  # also back to an earlier member
+        found = gradient(task, step)
+        for member, single in enumerate(alone):
+            expected = gradient(single, step)
+            same = all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+            assert same == (member == drawn[step])
+
+
+def test_a_second_encoder_draws_for_itself(encoders):
+    change = f"encoders=[{{path: {encoders[0]}, pool: [{encoders[1]}]}}, {{path: {encoders[2]}}}]"
+    task = Training(config(change), Distributed.start("cpu"))
+    drawn = [task.pools.draw(step) for step in range(100)]
+    assert 30 < sum(first for first, _ in drawn) < 70
+    assert {second for _, second in drawn} == {0}
+
+
+def test_a_resumed_run_is_the_same(encoders, tmp_path):
+    change = (entry(*encoders), "optim.steps=6")
+    assert run(tmp_path / "whole", *change)[0]
+    run(tmp_path / "parts", entry(*encoders), "optim.steps=3", "output.checkpoint_every=3")
+    assert run(tmp_path / "parts", *change, override=True)[0]
+    whole, parts = final(tmp_path / "whole"), final(tmp_path / "parts")
+    weights = [name for name in whole if name.startswith("model")]
+    assert weights
+    assert all(torch.equal(whole[name], parts[name]) for name in weights)
+
+
+def test_the_summary_counts_the_pool(encoders, tmp_path):
+    _, view = run(tmp_path / "run", entry(*encoders), "optim.steps=1")
+    assert "and 2 more, one a step" in str(view.summaries[0])
+
+
+def test_members_need_the_same_options(encoders, tmp_path):
+    other = ResNetMAE(in_channels=1, base_channels=48, blocks=[1, 1], patchify=1)
+    save_model(other, tmp_path / "other")
+    with pytest.raises(InputError, match=r"encoders\.0\.pool: .*other has other weights than .*encoder-0"):
+        Training(config(entry(encoders[0], str(tmp_path / "other"))), Distributed.start("cpu"))
+
+
+def test_a_missing_member(encoders, tmp_path):
+    missing = str(tmp_path / "no-such-run")
+    with pytest.raises(InputError, match=r"Encoder .*no-such-run not found\. Train it first"):
+        Training(config(entry(encoders[0], missing)), Distributed.start("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ((POOL, "cache_features=true"), "set cache_features=false"),
+        (
+            ("encoders=[{kind: mae, path: a, pool: [b]}]", "fsdp=true"),
+            "encoders.pool does not work with fsdp",
+        ),
+        ((POOL, "batch.micro=2", "batch.mode=previous"), "set batch.mode=exact"),
+        (("encoders=[{kind: auto, pool: [b]}]",), "set path to the first one"),
+    ],
+)
+def test_what_a_pool_excludes(changes, message):
+    with pytest.raises(InputError, match=message):
+        config(*changes)
