@@ -163,9 +163,14 @@ class DatasetImages:
             image = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
         if not isinstance(image, Tensor):
             array = np.array(image)  # a copy: PIL arrays are read-only
-            if array.dtype.kind not in "biuf":
+            if array.dtype.kind not in "biuf" or array.ndim == 0:
                 raise InputError(f"data: an image is a {type(image).__name__}, expected an array of numbers")
-            image = torch.from_numpy(array)
+            try:
+                image = torch.from_numpy(array)
+            except TypeError:  # PyTorch has no such numbers
+                raise InputError(
+                    f"data: an image holds {array.dtype} numbers, expected uint8 or float32"
+                ) from None
         check_dense("data", image)
         return image.float() if image.is_floating_point() else to_float(image).add(1).div(2)
 
@@ -204,6 +209,8 @@ def _split_item(item: Any, index: int) -> tuple[Any, Any]:
             )
         return item[keys[0]], None if keys[1] is None else item[keys[1]]
     if isinstance(item, tuple | list):
+        if not item:
+            raise InputError(f"data: item {index} of the dataset is empty, expected an image and its label")
         return item[0], item[1] if len(item) > 1 else None
     return item, None
 

@@ -137,3 +137,16 @@ def test_wrong_items_are_one_line():
     fails(lambda: load([{"picture": pictures()[0]}]), "item 0 of the dataset has the keys picture: name the")
     fails(lambda: load([]), "the dataset is empty")
     fails(lambda: open_memory({"train": Items([])}, Data()), "holds the splits train: pass one of them")
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ([], "data: item 0 of the dataset is empty, expected an image and its label"),
+        (2**63, "data: an image is a int, expected an array of numbers"),
+        (np.float64(0.5), "data: an image is a float64, expected an array of numbers"),
+        (np.zeros((3, 8, 8), np.longdouble), "data: an image holds .* numbers, expected uint8 or float32"),
+    ],
+)
+def test_items_that_are_no_images(item, message):
+    fails(lambda: load([item, item]), message)
