@@ -36,7 +36,7 @@ def visit(browser, studio):
     """Open the page; at the end nothing may have been written to the console, or asked of others."""
     complaints, contexts = [], []
 
-    def call(tab="Sample", size="desktop", scheme="light"):
+    def call(tab="Sample", size="desktop", scheme="light", model="digits"):
         width, height = SIZES[size]
         context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
         context.set_default_timeout(SECONDS)
@@ -46,7 +46,9 @@ def visit(browser, studio):
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda request: remote(request.url))
         page.goto(studio.url)
-        page.wait_for_function("document.querySelector('#model input')?.value.includes('digits')")
+        page.wait_for_function("document.querySelector('#model input')?.value.startsWith('cifar10')")
+        if model != "cifar10":
+            choose(page, "#model", model)
         if tab != "Sample":
             page.get_by_role("tab", name=tab).click()
         return page
@@ -73,13 +75,14 @@ def choose(page, box, text):
 
 
 def test_images_are_in_view_beside_the_button(visit):
-    """In a low window too, where the button is below the fold."""
-    page = visit()
+    """Of the model that a visitor finds chosen; in a low window too, where the button is below the fold."""
+    page = visit(model="cifar10")
     page.set_viewport_size({"width": 1280, "height": 600})
     generate(page, 16)
     assert page.evaluate("scrollY") > 200
     first = page.locator("#images .grid img").first.bounding_box()
     assert 0 <= first["y"] < 600 - first["height"]
+    assert page.locator("#images .grid span").all_inner_texts()[:2] == ["airplane", "automobile"]
 
 
 def test_sample_every_way(visit):

@@ -46,5 +46,5 @@ def build_runs_tab(gr: Any, tab: Any, workshop: Workshop) -> Any:
     timer.tick(look, inputs, outputs, **quiet)
     tab.select(look, inputs, outputs, **quiet)
     for box in (run, other):
-        box.input(look, inputs, outputs, **quiet)
+        box.input(look, inputs, outputs, trigger_mode="always_last", **quiet)
     return timer
