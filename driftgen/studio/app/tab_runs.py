@@ -23,28 +23,32 @@ def build_runs_tab(gr: Any, tab: Any, workshop: Workshop) -> Any:
     version = gr.State("")
     timer = gr.Timer(SECONDS, active=False)
 
-    def look(chosen: str | None, second: str | None, before: str) -> tuple[Any, ...]:
+    def box(names: list[str], before: str | None, after: str) -> Any:
+        """Return the update of a dropdown. A choice that stays is not sent: there may be a newer one."""
+        return gr.Dropdown(choices=names) if before == after else gr.Dropdown(choices=names, value=after)
+
+    def look(chosen: str | None, compared: str | None, before: str) -> tuple[Any, ...]:
         names = workshop.runs.names()
         if not names:
             text = f"There is no run in {workshop.folders.runs} yet: start one on the Train tab."
             return gr.Dropdown(choices=[], value=None), gr.skip(), show_message(text), ""
         first = chosen if chosen in names else names[0]
-        second = second if second in names else None
+        second = compared if compared in names else None
         shown = [first] if second is None else [first, second]
-        now = f"{names} {workshop.runs.version(*shown)}"
+        now = f"{names} {shown} {workshop.runs.version(*shown)}"
         if now == before:
             return gr.skip(), gr.skip(), gr.skip(), gr.skip()
         try:
             html = workshop.runs.show(first) if second is None else workshop.runs.compare(first, second)
         except (InputError, OSError) as error:
             html = say_errors(error)
-        choices = gr.Dropdown(choices=[NONE, *names], value=second or NONE)
-        return gr.Dropdown(choices=names, value=first), choices, html, now
+        others = box([NONE, *names], compared, second or NONE)
+        return box(names, chosen, first), others, html, now
 
     inputs, outputs = [run, other, version], [run, other, output, version]
     quiet = {"show_progress": "hidden", "api_visibility": "private"}
     timer.tick(look, inputs, outputs, **quiet)
     tab.select(look, inputs, outputs, **quiet)
-    for box in (run, other):
-        box.input(look, inputs, outputs, trigger_mode="always_last", **quiet)
+    for dropdown in (run, other):
+        dropdown.input(look, inputs, outputs, trigger_mode="always_last", **quiet)
     return timer

@@ -113,8 +113,9 @@ def build_sample_tab(gr: Any, page: Any, workshop: Workshop) -> None:
     shown = [model, classes, guidance, output]
     page.load(start, None, shown, show_progress="hidden", api_visibility="private")
     # Not `change`, which also follows the answer to `load`.
-    # Gradio would drop a choice that is made while another is being answered.
-    model.input(_facts, model, shown[1:], api_visibility="private", trigger_mode="always_last")
+    # Gradio would drop a choice that is made while another is being answered. In the queue of the images,
+    # since its answer would replace those of a button pressed right after it.
+    model.input(_facts, model, shown[1:], api_visibility="private", trigger_mode="always_last", **queue)
     generate.click(sample, inputs, output, api_name="sample", **queue)
     nearest.click(compare, inputs, output, api_name="nearest", **queue)
     renewed = other.click(lambda: random.randrange(MOST_SEED), None, seed, api_visibility="private")
