@@ -112,7 +112,10 @@ def _serve(connection: Connection, parent: Connection, options: tuple[str, str, 
             answer = error
         except Exception:  # of any simulator; the main process raises it with this traceback
             answer = RuntimeError(f"an environment failed:\n{traceback.format_exc()}")
-        connection.send(answer)
+        try:
+            connection.send(answer)
+        except (OSError, KeyboardInterrupt):  # the main process was killed meanwhile
+            break
     group.close()
 
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import Pipe
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from driftgen import InputError
 from driftgen.policy.collect import collect
 from driftgen.policy.latency import measure_latency
 from driftgen.policy.score import evaluate_policies
-from driftgen.policy.simulation import Simulation, choose_processes
+from driftgen.policy.simulation import Simulation, _serve, choose_processes
 
 pytestmark = pytest.mark.distributed
 
@@ -47,6 +48,13 @@ def test_errors_of_an_environment_reach_the_caller():
             simulation.advance({0: np.full((1, 3), 1.0), 1: np.full((1, 2), 1.0)})
         # The other environments go on.
         assert simulation.advance({1: np.full((1, 2), 1.0)})[1].scores
+
+
+def test_an_answer_to_a_killed_parent_is_dropped():
+    ours, theirs = Pipe()
+    ours.send(("reset", {}))
+    ours.close()
+    _serve(theirs, Pipe()[0], ("pusht", "pose", 2, 10))
 
 
 def running(pid):
