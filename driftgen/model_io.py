@@ -19,6 +19,7 @@ from torch import nn
 from driftgen.errors import InputError
 from driftgen.features.backbones import Backbone
 from driftgen.features.resnet_mae import ResNetMAE
+from driftgen.generators.chunk_mlp import ChunkMLP
 from driftgen.generators.conv_decoder import ConvDecoder
 from driftgen.generators.dit import DiT
 from driftgen.generators.image_mlp import ImageMLP
@@ -107,6 +108,7 @@ _REGISTRY: dict[str, Architecture] = {
         Architecture("generator", "decoder", ConvDecoder, "ConvDecoder", ConvDecoder),
         Architecture("policy", "unet1d", UNet1D, "UNet1D", UNet1D),
         Architecture("policy", "transformer", ChunkTransformer, "ChunkTransformer", ChunkTransformer),
+        Architecture("policy", "chunk-mlp", ChunkMLP, "ChunkMLP", ChunkMLP),
         Architecture("policy", "policy", PolicyNetwork, "PolicyNetwork", PolicyNetwork),
         Architecture("encoder", "mae", ResNetMAE, "ResNetMAE", ResNetMAE),
         Architecture("encoder", "convnext", Backbone, "ConvNeXtV2", Backbone.from_convnext),

@@ -244,7 +244,7 @@ def edit(**changes):
         (edit(version=2), "has version 2, driftgen 0.1.0 reads version 1"),
         (edit(color="red"), "config.json: color: Extra inputs are not permitted"),
         (edit(guidance=0.5), "config.json: guidance: Input should be greater than or equal to 1"),
-        (edit(architecture="GPT"), "'GPT' is not registered, only ChunkTransformer, ConvDecoder, ConvNeXtV2"),
+        (edit(architecture="GPT"), "'GPT' is not registered, only ChunkMLP, ChunkTransformer, ConvDecoder"),
         (
             edit(options={"depht": 1}),
             "options do not fit DiT: option='depht' is not known: did you mean 'depth'",

@@ -117,6 +117,7 @@ def test_built_in_names_in_recipes_and_files():
         **{"dit": "DiT", "unet": "UNet2D", "mlp": "ImageMLP", "mae": "ResNetMAE", "convnext": "ConvNeXtV2"},
         **{"decoder": "ConvDecoder", "backbone": None, "resnet50": None},
         **{"unet1d": "UNet1D", "transformer": "ChunkTransformer", "policy": "PolicyNetwork"},
+        "chunk-mlp": "ChunkMLP",
     }
 
 
@@ -244,5 +245,5 @@ def test_a_package_brings_its_own_generator(tmp_path):
     )
     assert lines == ["registering", "Far"]
     message = refused(dg.load_model, tmp_path / "model")
-    assert "config.json: architecture='far' is not registered, only ChunkTransformer, Conv" in message
+    assert "config.json: architecture='far' is not registered, only ChunkMLP, ChunkTransf" in message
     assert "call driftgen.register_generator('far', YourClass)" in message

@@ -9,6 +9,7 @@ import tarfile
 import tomllib
 import venv
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -97,9 +98,16 @@ def test_the_installed_package_works_elsewhere(run, tmp_path):
     record = json.loads((tmp_path / "runs" / "demo-quick" / "evaluation.json").read_text(encoding="utf-8"))
     assert record["figures"]["recognized"] > 0.5
 
-    run("sample", "digits", "--number", "4", "--out", "samples")
-    assert len(list((tmp_path / "samples").glob("*.png"))) >= 4
+    for name in ("digits", "cifar10"):
+        run("sample", name, "--number", "4", "--out", f"{name}-samples")
+        assert len(list((tmp_path / f"{name}-samples").glob("*.png"))) >= 4
     run("sample", "runs/demo-quick", "--number", "2", "--out", "own")
+
+    if find_spec("gym_pusht"):
+        assert "score 1.000, success" in run(
+            "policy", "rollout", "pusht", "--seed", "3", "--video", "out.mp4"
+        )
+        assert (tmp_path / "out.mp4").stat().st_size > 10_000
 
     play = run("toy", "--play").splitlines()[0]
     assert Path(play).is_relative_to(origin.parent)

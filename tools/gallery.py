@@ -127,6 +127,12 @@ PICTURES = (
         "identifiability/identifiability.json",
     ),
     Picture(
+        "policy/pusht/stills.png",
+        "**PushT in one network call per chunk**: the best and the worst of 50 episodes of "
+        "[the policy that ships](policy/README.md#pusht). Score {mean:.2f}.",
+        "policy/pusht/drifting.json",
+    ),
+    Picture(
         "policy/two-ways/spread.png",
         "**One observation, two ways around an obstacle** (gray). Drifting and diffusion draw both, "
         "regression drives between them.",

@@ -1,6 +1,7 @@
 """Generators f(ε, c, α): networks that map noise to samples in one call."""
 
 from driftgen.generators.base import Generator, Noise
+from driftgen.generators.chunk_mlp import ChunkMLP, ChunkMLPConfig
 from driftgen.generators.conv_decoder import ConvDecoder, ConvDecoderConfig
 from driftgen.generators.dit import DiT, DiTConfig
 from driftgen.generators.image_mlp import ImageMLP, ImageMLPConfig
@@ -12,6 +13,8 @@ from driftgen.generators.unet1d import UNet1D, UNet1DConfig
 
 __all__ = [
     "MLP",
+    "ChunkMLP",
+    "ChunkMLPConfig",
     "ChunkTransformer",
     "ChunkTransformerConfig",
     "ConvDecoder",

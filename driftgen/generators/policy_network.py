@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from driftgen.errors import InputError, unknown_name
+from driftgen.generators.chunk_mlp import ChunkMLP
 from driftgen.generators.observation_encoder import ObservationEncoder, is_image
 from driftgen.generators.transformer import ChunkTransformer
 from driftgen.generators.unet1d import UNet1D
@@ -17,9 +18,10 @@ from driftgen.support.dense_tensors import check_tensor
 
 __all__ = ["CHUNK_GENERATORS", "METHODS", "PolicyNetwork", "Statistics"]
 
-CHUNK_GENERATORS: dict[str, type[UNet1D] | type[ChunkTransformer]] = {
+CHUNK_GENERATORS: dict[str, type[UNet1D] | type[ChunkTransformer] | type[ChunkMLP]] = {
     "unet1d": UNet1D,
     "transformer": ChunkTransformer,
+    "chunk-mlp": ChunkMLP,
 }
 METHODS = ("drifting", "regression", "diffusion")
 TIME_SIZE = 128  # of a diffusion model, unless its options say otherwise
@@ -41,7 +43,7 @@ class PolicyNetwork(nn.Module):
         observed: steps of the observation history.
         executed: actions of a chunk that are executed before the next call.
         method: the training that the weights come from: drifting, regression or diffusion.
-        generator: unet1d or transformer.
+        generator: unet1d, transformer or chunk-mlp.
         preset: of the generator.
         options: of the generator.
         crop: height and width that images are cropped to; the whole image if None.

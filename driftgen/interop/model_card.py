@@ -12,6 +12,7 @@ import driftgen
 __all__ = ["describe_generator", "model_card"]
 
 SHOWN_CLASSES = 3  # of more than one too many
+LONGEST_OPTION = 200  # characters of the table; a policy has the range of every dimension
 APART = ("license", "evaluation")  # entries of a model's source that are not in the list of its origin
 
 _GENERATOR = """import driftgen as dg
@@ -51,7 +52,7 @@ def model_card(
     """
     what, tag = _KINDS[kind]
     usage = _USAGE[kind].format(guidance=guidance)
-    rows = "\n".join(f"| {key} | {value} |" for key, value in options.items())
+    rows = "\n".join(f"| {key} | {_option(value)} |" for key, value in options.items())
     told = {key: value for key, value in source.items() if key not in APART}
     origin = "".join(f"- {key}: {value}\n" for key, value in told.items()) or "- not recorded\n"
     licensed = f"license: {_line(source['license'])}\n" if source.get("license") else ""
@@ -90,6 +91,11 @@ def _evaluation(facts: Any) -> str:
     return "\n".join(
         ["Evaluation:", "", lines[0], "|" + "---|" * len(cells[0]), *lines[1:], "", about, "", ""]
     )
+
+
+def _option(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= LONGEST_OPTION else "see config.json"
 
 
 def _line(value: Any, longest: int = 100) -> str:

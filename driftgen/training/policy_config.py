@@ -36,7 +36,7 @@ class Demonstrations(Section):
 class ChunkGenerator(Section):
     """The generator f of action chunks, and options on top of a preset."""
 
-    kind: str = "unet1d"  # unet1d or transformer
+    kind: str = "unet1d"  # unet1d, transformer or chunk-mlp
     preset: str | None = None
     options: dict[str, Any] = Field(default_factory=dict)
 

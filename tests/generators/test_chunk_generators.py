@@ -1,14 +1,15 @@
-"""UNet1D and ChunkTransformer: shapes, options, noise and conditions that matter, time steps."""
+"""UNet1D, ChunkTransformer and ChunkMLP: shapes, options, noise and conditions that matter, time steps."""
 
 import pytest
 import torch
 
 import driftgen as dg
-from driftgen.generators import ChunkTransformer, UNet1D
+from driftgen.generators import ChunkMLP, ChunkTransformer, UNet1D
 
 SMALL = {
     UNet1D: {"widths": (16, 32), "groups": 4, "kernel_size": 3},
     ChunkTransformer: {"hidden_size": 32, "depth": 2, "heads": 2},
+    ChunkMLP: {"hidden_size": 32, "depth": 2},
 }
 KINDS = pytest.mark.parametrize("kind", list(SMALL))
 
@@ -92,6 +93,7 @@ def test_saved_and_loaded(kind, tmp_path):
         (UNet1D, {"widths": (12, 24), "groups": 8}, "groups=8 does not divide every width: set groups=4"),
         (UNet1D, {"width": 3}, "option='width' is not known: did you mean 'widths'"),
         (ChunkTransformer, {"heads": 3}, "heads=3 does not divide hidden_size=32: set heads=1"),
+        (ChunkMLP, {"time_size": 5}, "time_size=5 is odd: set time_size=6"),
         (ChunkTransformer, {"time_size": 5}, "time_size=5 is odd: set time_size=6"),
     ],
 )

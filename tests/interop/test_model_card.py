@@ -8,6 +8,7 @@ import torch
 import driftgen as dg
 from driftgen.features import Backbone, ResNetMAE
 from driftgen.generators import DiT, ImageMLP, UNet2D
+from driftgen.interop.model_card import model_card
 from tests.support.pipelines import Own
 
 with suppress(ImportError):
@@ -91,3 +92,10 @@ def test_license_and_evaluation_have_their_places(tmp_path):
 def test_an_odd_evaluation_is_left_out(tmp_path, odd):
     text = (dg.save_model(ImageMLP(), tmp_path, source={"evaluation": odd}) / "README.md").read_text()
     assert "Evaluation:" not in text
+
+
+def test_long_options_are_left_to_the_configuration():
+    ranges = {"action": {"low": [0.123] * 50, "high": [1.0] * 50}}
+    card = model_card("PolicyNetwork", "policy", 5, {"horizon": 16, "statistics": ranges}, {}, 1.0)
+    assert "| horizon | 16 |" in card
+    assert "| statistics | see config.json |" in card

@@ -35,6 +35,7 @@ MODELS = {
     "unet1d": exported.policy,
     "unet1d-image": lambda: exported.policy(image=True),
     "transformer": lambda: exported.policy("transformer"),
+    "chunk-mlp": lambda: exported.policy("chunk-mlp"),
     "regression": lambda: exported.policy(method="regression"),
 }
 

@@ -3,26 +3,35 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import driftgen as dg
 from driftgen.demo import EACH, GUIDANCE
 from driftgen.evaluation.digits import evaluate_digits
+from driftgen.interop.model_sources import holds_policy
 from driftgen.interop.packaged import FOLDER, find_packaged, packaged_names
 from driftgen.model_io import save_model
+from driftgen.policy.rollout import run_rollouts
 from driftgen.support.checksum import weights_checksum
 
 RESULTS = Path(__file__).parents[2] / "results"
-LARGEST = 30e6  # bytes
+LARGEST, LARGEST_POLICY = 30e6, 15e6  # bytes
 
 
 @pytest.mark.parametrize("name", packaged_names())
 def test_a_packaged_model(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert sum(path.stat().st_size for path in (FOLDER / name).rglob("*")) < LARGEST
-    pipe = dg.DriftPipeline.from_pretrained(name)
-    assert len(pipe([0, 1])) == 2
+    largest = LARGEST_POLICY if holds_policy(name) else LARGEST
+    assert sum(path.stat().st_size for path in (FOLDER / name).rglob("*")) < largest
+    if holds_policy(name):
+        policy = dg.DriftingPolicy.from_pretrained(name, device="cpu")
+        shapes = policy.network.observations.items()
+        history = {key: np.zeros((2, policy.observed, *shape), np.float32) for key, shape in shapes}
+        assert policy.predict(history, seed=0).shape == (2, policy.horizon, policy.network.action_size)
+    else:
+        assert len(dg.DriftPipeline.from_pretrained(name)([0, 1])) == 2
     assert f'from_pretrained("{name}")' in (FOLDER / name / "README.md").read_text(encoding="utf-8")
 
 
@@ -47,6 +56,26 @@ def test_the_figures_of_cifar10_are_those_of_these_weights():
     assert best["FID"] <= 15
     for row in rows:
         assert f"{row['FID']:.2f} at guidance {row['guidance']:g}" in card
+
+
+def test_the_scores_of_pusht_are_those_of_these_weights():
+    policy = dg.DriftingPolicy.from_pretrained("pusht", device="cpu")
+    record = json.loads((RESULTS / "policy" / "pusht" / "drifting.json").read_text())
+    assert record["checkpoints"][-1]["weights"] == f"{weights_checksum(policy.network)[:16]}, 1 calls"
+    assert record["mean"] >= 0.86
+    score = f"{record['mean']:.3f} ± {record['standard_error']:.3f}"
+    assert score in (FOLDER / "pusht" / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_policy_of_pusht_pushes():
+    """Episodes on record, in the simulator; other processors round differently, and contacts amplify that."""
+    pytest.importorskip("gym_pusht")
+    record = json.loads((RESULTS / "policy" / "pusht" / "drifting.json").read_text())
+    seeds, policy = record["seeds"][:12], dg.DriftingPolicy.from_pretrained("pusht", device="cpu")
+    rollouts = run_rollouts(policy, "pusht", record["observe"], seeds, processes=2)
+    expected = record["checkpoints"][-1]["scores"][:12]
+    assert np.mean([rollout.score for rollout in rollouts]) > np.mean(expected) - 0.15
 
 
 def test_a_folder_of_the_same_name(tmp_path, monkeypatch):

@@ -39,6 +39,11 @@ SMALL_GENERATORS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 CHUNKS = {"widths": [16], "groups": 4, "kernel_size": 3}
+CHUNK_OPTIONS: dict[str, dict[str, Any]] = {
+    "UNet1D": CHUNKS,
+    "ChunkTransformer": {"hidden_size": 16, "depth": 1, "heads": 2},
+    "ChunkMLP": {"hidden_size": 16, "depth": 1},
+}
 STATISTICS = {"action": {"low": [0.0, -1.0], "high": [2.0, 1.0]}, STATE: {"low": [0.0], "high": [1.0]}}
 
 
@@ -53,8 +58,8 @@ def network(name: str) -> nn.Module:
     if name == "policy":
         shapes = {STATE: (1,)}
         return PolicyNetwork(shapes, 2, STATISTICS, horizon=4, observed=2, executed=2, options=CHUNKS)
-    if name in ("UNet1D", "ChunkTransformer"):
-        options = CHUNKS if name == "UNet1D" else {"hidden_size": 16, "depth": 1, "heads": 2}
+    if name in CHUNK_OPTIONS:
+        options = CHUNK_OPTIONS[name]
         cls = getattr(dg.generators, name)
         return cls(action_size=2, horizon=4, condition_size=3, observed=2, **options)
     cls, options = SMALL_GENERATORS[name]
@@ -132,6 +137,7 @@ NETWORKS = [
     *(call for name in SMALL_GENERATORS for call in _generator_calls(name)),
     *_chunk_calls("UNet1D"),
     *_chunk_calls("ChunkTransformer"),
+    *_chunk_calls("ChunkMLP"),
     make_call(
         "DiT.preset", lambda **given: dg.generators.DiT.preset(**given) and None, name="B/2",
         hidden_size=16, depth=1, num_heads=2,

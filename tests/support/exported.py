@@ -49,8 +49,15 @@ def latent(folder, kind):
     return DriftPipeline(lively(network), tokenizer)
 
 
+CHUNK_OPTIONS = {
+    "unet1d": {"widths": [16, 32]},
+    "transformer": {"hidden_size": 32, "depth": 1, "causal": True},
+    "chunk-mlp": {"hidden_size": 32, "depth": 1},
+}
+
+
 def policy(generator="unet1d", method="drifting", image=False, **options):
-    sizes = {"widths": [16, 32]} if generator == "unet1d" else {"hidden_size": 32, "depth": 1, "causal": True}
+    sizes = CHUNK_OPTIONS[generator]
     observations = {"observation.state": [3]} | ({"observation.image": [16, 14, 3]} if image else {})
     network = PolicyNetwork(
         observations,

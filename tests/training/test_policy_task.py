@@ -295,7 +295,8 @@ def test_scores_are_their_closed_forms():
 
 def test_recipes_of_policies():
     names = [r.name for r in recipe_names() if r.task == "policy"]
-    assert names == ["lift-state", "pusht-image", "pusht-state", "two-ways"]
+    trained = ["lift-state", "lift-state-cpu", "pusht-image", "pusht-state", "pusht-state-cpu"]
+    assert names == [*trained, "two-ways"]
     for name in names:
         loaded = load_recipe(name, task="train")
         assert isinstance(loaded, PolicyConfig)

@@ -12,10 +12,6 @@ from driftgen.studio.requests_and_answers import RolloutRequest
 __all__ = ["build_policy_tab"]
 
 MOST_SEED = 2**31 - 1
-NONE = (
-    "No policy ships with driftgen, and no run holds one yet: train one with driftgen policy train "
-    "pusht-state, or type owner/repository."
-)
 CHOOSE = "Choose a policy and a seed: the same seed gives the same episode."
 
 
@@ -43,8 +39,6 @@ def build_policy_tab(gr: Any, tab: Any, workshop: Workshop) -> None:
         choices = [(entry.label, entry.name) for entry in entries]
         if chosen:
             return gr.Dropdown(choices=choices), gr.skip()
-        if not entries:
-            return gr.Dropdown(choices=[], value=None), show_message(NONE)
         return gr.Dropdown(choices=choices, value=entries[0].name), show_message(CHOOSE)
 
     async def roll_out(chosen: str | None, number: Any) -> str:
