@@ -28,9 +28,9 @@ from driftgen.ops.compile import new_parameters
 from driftgen.ops.host_copy import HostCopy
 from driftgen.ops.padding import padded_size
 from driftgen.support.checked_arguments import checked, show_value
-from driftgen.support.dense_tensors import check_count, check_seed
 from driftgen.support.images import to_bytes, to_pil
 from driftgen.support.untrusted_files import described_by
+from driftgen.support.whole_numbers import check_count, check_seed
 from driftgen.tokenizers import SDVAE, Identity, Tokenizer, build_tokenizer
 
 __all__ = ["DriftPipeline"]

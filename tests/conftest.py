@@ -12,7 +12,9 @@ from tests.support import fork_server, libraries
 # Typer builds all commands for every call, which takes as long as most tests of a command.
 build_command = cache(typer.main.get_command)
 
-QUICK_SECONDS = 3.0
+# CPU seconds of an unmarked test: from the first on a warning, from the second on a failure. A slow machine
+# may take twice as long as this project's own, so only a test that is far off fails.
+LONG_SECONDS, TOO_LONG_SECONDS = 3.0, 12.0
 UNLIMITED = ("slow", "interpreter", "distributed", "cuda")
 STARTED = pytest.StashKey[float]()
 
@@ -74,15 +76,14 @@ def pytest_runtest_setup(item):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    """Fail an unmarked test that takes too long. CPU time, since wall time depends on the machine's load."""
+    """Report an unmarked test that takes too long. CPU time: wall time depends on the machine's load."""
     result = yield
     seconds = cpu_seconds() - item.stash[STARTED]
-    if seconds > QUICK_SECONDS and not any(item.get_closest_marker(name) for name in UNLIMITED):
-        pytest.fail(
-            f"took {seconds:.1f} s of CPU time, the limit is {QUICK_SECONDS:g} s: "
-            "make the test smaller or mark it slow",
-            pytrace=False,
-        )
+    if seconds > LONG_SECONDS and not any(item.get_closest_marker(name) for name in UNLIMITED):
+        message = f"took {seconds:.1f} s of CPU time: make the test smaller or mark it slow"
+        if seconds > TOO_LONG_SECONDS:
+            pytest.fail(message, pytrace=False)
+        item.warn(pytest.PytestWarning(f"{item.nodeid} {message}"))
     return result
 
 

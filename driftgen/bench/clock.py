@@ -12,8 +12,8 @@ import torch
 
 from driftgen.bench.memory import Meter
 from driftgen.errors import InputError
-from driftgen.support.dense_tensors import check_count
 from driftgen.support.distributed import Distributed
+from driftgen.support.whole_numbers import check_count
 
 __all__ = ["Timing", "check_repeats", "find_device", "free", "timed"]
 

@@ -26,7 +26,7 @@ from driftgen.generators.fp8 import check_fp8, use_fp8
 from driftgen.ops.compile import compile_parts
 from driftgen.ops.cuda_graphs import GraphedFunction, check_compiler, static_shapes
 from driftgen.pipeline import DriftPipeline
-from driftgen.support.dense_tensors import check_count
+from driftgen.support.whole_numbers import check_count
 
 __all__ = [
     "MODES",

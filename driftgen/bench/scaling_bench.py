@@ -22,8 +22,8 @@ from driftgen.bench.record import machine
 from driftgen.bench.step_bench import Sizes, build_step
 from driftgen.drift.loss import DriftingLoss
 from driftgen.errors import InputError
-from driftgen.support.dense_tensors import check_count
 from driftgen.support.untrusted_files import read_json
+from driftgen.support.whole_numbers import check_count
 
 __all__ = [
     "PARTS",

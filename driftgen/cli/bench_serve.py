@@ -40,8 +40,8 @@ def serve(
     from driftgen.bench.record import check_json, machine, write_json
     from driftgen.bench.serve_bench import EVALUATOR, Plan, measure_faults, measure_modes, show_row
     from driftgen.interop.model_sources import find_model
-    from driftgen.support.dense_tensors import check_count
     from driftgen.support.provenance import command_line, environment, provenance
+    from driftgen.support.whole_numbers import check_count
 
     counts = tuple(clients or (1, 16, 64, 256))
     for name, value, most in (

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from driftgen.errors import InputError
 from driftgen.support.checked_arguments import checked
-from driftgen.support.dense_tensors import check_count, check_dense
+from driftgen.support.dense_tensors import check_dense
+from driftgen.support.whole_numbers import check_count
 
 __all__ = ["SampleQueue", "draw_rows", "rank_in_class"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from driftgen.errors import InputError
 from driftgen.support.checked_arguments import checked
-from driftgen.support.dense_tensors import check_count
+from driftgen.support.whole_numbers import check_count
 
 __all__ = ["alpha_at", "sample_alpha", "unconditional_weight"]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from driftgen.evaluation.precision_recall import feature_rows, manifold_radii, squared_distances
 from driftgen.support.checked_arguments import checked
-from driftgen.support.dense_tensors import check_count
+from driftgen.support.whole_numbers import check_count
 
 __all__ = ["DensityCoverage", "density_coverage"]
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from driftgen.errors import InputError
 from driftgen.support.checked_arguments import checked
-from driftgen.support.dense_tensors import check_count, check_dense
+from driftgen.support.dense_tensors import check_dense
+from driftgen.support.whole_numbers import check_count
 
 __all__ = ["PrecisionRecall", "manifold_radii", "precision_recall", "squared_distances"]
 

@@ -14,8 +14,9 @@ from driftgen.errors import InputError
 from driftgen.generators.row_draws import draw_rows
 from driftgen.ops.dispatch import is_tracing
 from driftgen.support.checked_arguments import show_value
-from driftgen.support.dense_tensors import check_count, check_dense, check_tensor
+from driftgen.support.dense_tensors import check_dense, check_tensor
 from driftgen.support.peak_memory import check_fits
+from driftgen.support.whole_numbers import check_count
 
 __all__ = [
     "Generator",

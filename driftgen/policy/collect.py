@@ -21,12 +21,12 @@ from driftgen.policy.environments import find_task, make_environment
 from driftgen.policy.lift_expert import LiftExpert
 from driftgen.policy.simulation import MOST_EPISODES, choose_processes
 from driftgen.support.atomic_write import PARTIAL, atomic_write, make_folder
-from driftgen.support.dense_tensors import check_count
 from driftgen.support.folder_lock import hold_file
 from driftgen.support.progress import track
 from driftgen.support.provenance import command_line, provenance
 from driftgen.support.rng import derive_seed
 from driftgen.support.untrusted_files import read_arrays, read_json, shown
+from driftgen.support.whole_numbers import check_count
 
 __all__ = ["Collected", "collect", "demonstrate"]
 

@@ -19,8 +19,8 @@ from driftgen.ops.cuda_graphs import GraphedFunction
 from driftgen.policy.chunk_samplers import ChunkSampler, make_sampler
 from driftgen.policy.processor import Processor, as_array
 from driftgen.support.checked_arguments import checked
-from driftgen.support.dense_tensors import check_seed
 from driftgen.support.distributed import choose_device
+from driftgen.support.whole_numbers import check_seed
 
 __all__ = ["DriftingPolicy"]
 

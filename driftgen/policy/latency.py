@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from driftgen.policy.rollout import Policy, chunk_sizes
-from driftgen.support.dense_tensors import check_count
 from driftgen.support.provenance import count_threads
+from driftgen.support.whole_numbers import check_count
 
 __all__ = ["Latency", "measure_latency"]
 

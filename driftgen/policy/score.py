@@ -21,10 +21,10 @@ from driftgen.policy.rollout import Policy, Rollout, chunk_sizes, run_rollouts
 from driftgen.policy.simulation import MOST_EPISODES
 from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.checksum import weights_checksum
-from driftgen.support.dense_tensors import check_count
 from driftgen.support.progress import track
 from driftgen.support.provenance import environment, provenance
 from driftgen.support.untrusted_files import read_json
+from driftgen.support.whole_numbers import check_count
 
 __all__ = ["EPISODES", "FIRST_SEED", "Summary", "evaluate_policies", "score_table", "summarize"]
 

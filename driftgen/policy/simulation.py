@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from driftgen.errors import InputError
 from driftgen.policy.environments import find_task, make_environment
-from driftgen.support.dense_tensors import check_count
+from driftgen.support.whole_numbers import check_count
 
 __all__ = ["MOST_EPISODES", "Simulation", "Status", "choose_processes"]
 

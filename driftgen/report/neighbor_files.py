@@ -35,9 +35,9 @@ from driftgen.pipeline import DriftPipeline
 from driftgen.report.neighbor_figure import NeighborRow, draw_neighbors
 from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.checksum import weights_checksum
-from driftgen.support.dense_tensors import check_count
 from driftgen.support.distributed import Distributed
 from driftgen.support.provenance import provenance
+from driftgen.support.whole_numbers import check_count
 
 __all__ = ["compare_with_training", "summary_rows", "threshold_text", "write_neighbors"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -10,9 +9,7 @@ from torch import Tensor
 
 from driftgen.errors import InputError
 
-__all__ = ["check_count", "check_dense", "check_seed", "check_tensor"]
-
-MOST_BITS = 63
+__all__ = ["check_dense", "check_tensor"]
 
 
 def check_dense(argument: str, tensor: Tensor, *, meta: bool = False) -> None:
@@ -49,19 +46,3 @@ def check_tensor(argument: str, value: Any, like: Tensor, *, floating: bool | No
         raise InputError(
             f"{argument} must hold {'floating-point numbers' if floating else 'integers'}, got {value.dtype}"
         )
-
-
-def check_count(argument: str, value: Any, least: int = 1, most: int | None = None) -> None:
-    """Raise ``InputError`` unless a value is an integer from ``least`` to ``most``, or to 2^31 - 1."""
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not whole or not least <= int(value) <= (2**31 - 1 if most is None else most):
-        bounds = f"from {least} to {most:,}" if most else f"at least {least}, a whole number below 2^31"
-        raise InputError(f"{argument}={str(value)[:80]} must be {bounds}")
-
-
-def check_seed(argument: str, seed: Any) -> None:
-    """Raise ``InputError`` unless a seed is None or an integer from 0 to 2^63 - 1."""
-    if seed is None:
-        return
-    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= int(seed) < 2**MOST_BITS:
-        raise InputError(f"{argument}={seed!r} must be an integer from 0 to 2^63 - 1")

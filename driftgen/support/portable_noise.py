@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from driftgen.errors import InputError, unknown_name
 from driftgen.support.checked_arguments import checked
-from driftgen.support.dense_tensors import check_count
+from driftgen.support.whole_numbers import check_count
 
 __all__ = ["NAME", "philox", "portable_noise"]
 

@@ -21,8 +21,8 @@ from driftgen.policy.processor import ACTION
 from driftgen.policy.two_ways import navigate
 from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.checksum import weights_checksum
-from driftgen.support.dense_tensors import check_count
 from driftgen.support.provenance import command_line, environment, provenance
+from driftgen.support.whole_numbers import check_count
 from driftgen.training.policy_config import PolicyConfig
 from driftgen.training.policy_data import ChunkDraws, open_demonstrations
 from driftgen.training.policy_task import chunk_scores

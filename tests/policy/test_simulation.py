@@ -104,3 +104,16 @@ def test_counts_that_no_run_reaches_are_refused(tmp_path, count):
 def test_processes_at_most_one_per_episode():
     assert choose_processes(None, 1) == 1
     assert 1 <= choose_processes(None, 10_000) <= (os.cpu_count() or 1)
+
+
+def test_simulator_processes_do_not_import_torch():
+    """It takes seconds and hundreds of megabytes per process."""
+    code = """
+import sys
+from driftgen.policy.environments import make_environment
+from driftgen.policy.simulation import _serve
+make_environment("pusht", "keypoints").reset(seed=0)
+print("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == "False"

@@ -97,21 +97,21 @@ def test_wrong_input(tmp_path):
 
 
 def test_saving_makes_no_second_copy(tmp_path):
-    """128 MB of tensors that have to be copied first are saved with a buffer that does not grow with them."""
+    """Tensors that must be copied first are saved through a buffer that does not grow with their number."""
     code = """
 import sys, torch
 from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.sharding import copy_like
 from tests.support.helpers import peak
-tensors = {str(i): torch.ones(1 << 10, 1 << 10).t() for i in range(32)}
-Checkpoints(sys.argv[1]).save(0, {"first": torch.ones(10)}, {})
+tensors = {str(i): torch.ones(1 << 10, 1 << 10).t() for i in range(32)}  # 4 MB each
+Checkpoints(sys.argv[1]).save(0, dict(list(tensors.items())[:8]), {})
 before = peak()
 Checkpoints(sys.argv[1]).save(1, tensors, {})
 print((peak() - before) // 2**20)
 """
     done = run_code(code, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 64
+    assert int(done.stdout) < 20
 
 
 # --- which ones stay --------------------------------------------------------------------------------------
