@@ -111,18 +111,10 @@ def test_field_and_loss_for_longer(data):
     assert_right(random_case(data, ("field", "loss")))
 
 
-@pytest.mark.interpreter
-@settings(max_examples=5, deadline=None)
-@given(st.data())
-def test_kernels(data):
-    pytest.importorskip("triton")
-    assert_right(random_case(data, ("fused",)))
-
-
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_kernels_for_longer(data):
+def test_kernels(data):
     pytest.importorskip("triton")
     assert_right(random_case(data, ("fused",)))
 

@@ -73,6 +73,7 @@ def test_generators(name):
     assert not [m for m in copy.deepcopy(network).modules() if m._compiled_call_impl is not None]
 
 
+@pytest.mark.slow
 def test_blocks_of_a_unet_are_compiled_for_their_sizes(monkeypatch):
     """Each shape is compiled once, with static sizes."""
     graphs = []

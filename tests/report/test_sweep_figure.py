@@ -69,7 +69,7 @@ def test_precision_against_recall_without_inception_scores(tmp_path):
     assert "α = 1" in texts
 
 
-@pytest.mark.parametrize("count", [1, 2, 30])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow), 30])
 def test_any_number_of_points(tmp_path, count):
     given = rows("FID", "inception_score", alphas=[1 + 0.05 * i for i in range(count)])
     png, _ = draw_sweep(given, "FID", tmp_path, "title")

@@ -130,6 +130,7 @@ def test_a_study_writes_its_table_and_runs_nothing_twice(tmp_path):
     assert {record: record.stat().st_mtime_ns for record in records} == records
 
 
+@pytest.mark.slow
 def test_a_call_for_one_case_keeps_the_others_in_the_table(tmp_path):
     first = figures(study(tiny("style", tmp_path, seeds=(0,))).run())
     second = figures(study(tiny("style", tmp_path, ["without"], seeds=(1,))).run())
@@ -162,6 +163,7 @@ def test_another_evaluator_scores_again_without_training(tmp_path):
     assert {p: p.stat().st_mtime_ns for p in weights} == weights
 
 
+@pytest.mark.slow
 def test_studies_share_runs_of_the_same_configuration(tmp_path):
     first = study(tiny("normalization", tmp_path, ["softmax-over-x-and-y-default"])).run()
     other = study(tiny("temperatures", tmp_path, ["0.02-0.05-0.2-default", "0.02"]))
@@ -240,6 +242,7 @@ def one_case_that_cannot_run(folder):
     return str(folder / "three.yaml")
 
 
+@pytest.mark.slow
 def test_one_case_that_cannot_run_leaves_the_others_alone(tmp_path, here):
     words = ["ablate", one_case_that_cannot_run(tmp_path), "--out", tmp_path / "study", "--processes", "1"]
     words += ["--samples", "20", *(word for change in TINY for word in ("--set", change))]

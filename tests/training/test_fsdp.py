@@ -129,6 +129,7 @@ def test_two_that_share_train_as_one(tmp_path):
     assert_same(final(two), final(one), 1e-4)
 
 
+@pytest.mark.slow
 def test_two_that_share_pretrain_as_one(tmp_path):
     changes = ["optim.steps=6", "mae.finetune_steps=3", "mae.finetune_ramp=2", "output.metrics_every=3"]
     one, two = tmp_path / "one", tmp_path / "two"

@@ -64,6 +64,7 @@ def stop(tmp_path, moment, *signals):
     return tmp_path / "r", errors
 
 
+@pytest.mark.slow
 def test_while_the_first_preview_is_drawn(tmp_path):
     folder, errors = stop(tmp_path, PREVIEW, signal.SIGINT)
     assert "after step 0; run the same command to resume: driftgen train digits" in errors
