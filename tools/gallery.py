@@ -129,8 +129,9 @@ PICTURES = (
     Picture(
         "policy/pusht/stills.png",
         "**PushT in one network call per chunk**: the best and the worst of 50 episodes of "
-        "[the policy that ships](policy/README.md#pusht). Score {mean:.2f}.",
-        "policy/pusht/drifting.json",
+        "[the policy that ships](policy/README.md#pusht). The last ten checkpoints of its training score "
+        "{mean:.2f}.",
+        "policy/pusht/first/drifting-0.json",
     ),
     Picture(
         "policy/two-ways/spread.png",

@@ -2,76 +2,112 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
+from driftgen.policy.score import summarize
 from tools.records import Results, fill, markdown
 
-__all__ = ["latency", "scores", "spread", "trials"]
+__all__ = ["drifting_score", "latency", "pusht_spread", "scores", "spread", "trials"]
 
-SCORED = {
-    "pusht/drifting-first-seeds": ("PushT", "drifting"),
-    "pusht/drifting": ("PushT", "drifting"),
-    "pusht/diffusion-ddim": ("PushT", "diffusion, DDIM"),
-    "pusht/regression": ("PushT", "regression"),
-    "lift/drifting": ("Lift", "drifting"),
-}
-CALLS = {"drifting": 1, "diffusion, DDIM": 10, "regression": 1}
+# Task and method of a row, folder of its records, runs, and number of checkpoints of each.
+DRIFTING = [f"drifting-{seed}" for seed in range(4)]
+ROWS = (
+    ("PushT", "drifting", "pusht", DRIFTING, 10),
+    ("PushT", "drifting, the policy that ships", "pusht", DRIFTING[:1], 1),
+    ("PushT", "diffusion, DDIM", "pusht", ["diffusion"], 5),
+    ("PushT", "regression", "pusht", ["regression"], 5),
+    ("Lift", "drifting", "lift", ["drifting"], 10),
+)
+EPISODES = {"first": "seeds 100,000 to 100,049", "fresh": "seeds 300,000 to 300,049"}
 LATENCY = {"policy/latency-cpu.json": "CPU", "policy/latency-h200.json": "GPU"}
 
 
-def spread(results: Results) -> str:
-    """Chunks of three methods in the toy with two ways."""
-    rows = [
-        (
+def spread(results: Results, task: str = "two-ways") -> str:
+    """Chunks of three methods from one ambiguous observation."""
+    header = ["method", "calls", "energy score", "spread", "ways", "between the ways"]
+    rows = []
+    for row in results.load(f"policy/{task}/spread.json")["policies"]:
+        cells = [
             fill("{method}", row),
             fill("{network_calls}", row),
             fill("{energy_score:.3f}", row),
             fill("{chunk_spread:.3f}", row),
             f"{row['ways'][0]:.0%} and {row['ways'][1]:.0%}",
             fill("{between:.0%}", row),
-            fill("{rollouts[success]:.0%}", row),
-        )
-        for row in results.load("policy/two-ways/spread.json")["policies"]
-    ]
-    header = ("method", "calls", "energy score", "spread", "ways", "between the ways", "goal reached")
-    return markdown(header, rows)
+        ]
+        if "rollouts" in row:
+            cells.append(fill("{rollouts[success]:.0%}", row))
+        rows.append(cells)
+    return markdown([*header, "goal reached"][: len(rows[0])], rows)
+
+
+def pusht_spread(results: Results) -> str:
+    """The same for PushT, without the toy's goal."""
+    return spread(results, "pusht")
+
+
+def _load(results: Results, folder: str, names: list[str], episodes: str) -> list[dict[str, Any]]:
+    """Return the records of these runs on one set of episodes, if they are there."""
+    paths = [f"policy/{folder}/{episodes}/{name}.json" for name in names]
+    return [results.load(path) for path in paths if (results.folder / path).is_file()]
+
+
+def _score(runs: list[dict[str, Any]], last: int = 10) -> str:
+    """Mean over runs, their last checkpoints and episodes, with the standard error over episodes."""
+    scores = [[entry["scores"] for entry in run["checkpoints"][-last:]] for run in runs]
+    summary = summarize(np.concatenate(scores))
+    text = f"{summary.mean:.3f} ± {summary.standard_error:.3f}"
+    if len(runs) > 1:
+        means = [np.mean(table) for table in scores]
+        text += f" ({min(means):.3f} to {max(means):.3f})"
+    return text
+
+
+def drifting_score(results: Results) -> str:
+    """Score of all runs of drifting on PushT, on the episodes of Diffusion Policy."""
+    return _score(_load(results, "pusht", DRIFTING, "first"))
 
 
 def scores(results: Results) -> str:
-    """Score, network calls and time of each method with the same network and data."""
+    """Score and network calls of each method with the same network and data."""
     rows = []
-    for name, (task, method) in SCORED.items():
-        record = results.load(f"policy/{name}.json")
-        last = record["checkpoints"][-1]
-        timed = [c["latency"][0] for c in record["checkpoints"] if "latency" in c]
-        calls, first, final = CALLS[method], record["seeds"][0], record["seeds"][-1]
+    for task, method, folder, names, last in ROWS:
+        by_set = [_load(results, folder, names, episodes) for episodes in EPISODES]
+        runs = by_set[0]
+        entries = [entry for run in runs for entry in run["checkpoints"][-last:]]
         rows.append(
             (
                 task,
                 method,
-                f"{int(last['model'].rpartition(' ')[2]):,}",
-                str(calls),
-                f"{first:,} to {final:,}",
-                fill("{mean:.3f} ± {standard_error:.3f}", record),
-                fill("{success_rate:.0%}", record),
-                f"{timed[-1]['milliseconds']:.2g} ms" if timed else "",
+                f"{int(entries[-1]['model'].rpartition(' ')[2]):,}",
+                f"{len(runs)} × {last}",
+                entries[-1]["weights"].rpartition(", ")[2].removesuffix(" calls"),
+                *(_score(runs, last) if runs else "" for runs in by_set),
+                f"{np.mean([entry['success_rate'] for entry in entries]):.0%}",
             )
         )
-    header = ("task", "method", "steps", "calls per chunk", "seeds", "score", "success", "time per chunk")
-    return markdown(header, rows)
+    header = ("task", "method", "steps", "runs × checkpoints", "calls per chunk")
+    return markdown((*header, *EPISODES.values(), "success"), rows)
 
 
 def trials(results: Results) -> str:
-    """Short runs on PushT that differ in the loss."""
-    rows = [
-        (
-            trial["settings"],
-            fill("{energy_score:.4f}", trial["last"]),
-            fill("{chunk_error:.3f}", trial["last"]),
-            fill("{chunk_spread:.3f}", trial["last"]),
-            fill("{mean:.3f} ± {standard_error:.3f}", trial["score"]),
+    """Short runs on PushT that differ in the loss: the last checkpoint on two sets of episodes."""
+    rows = []
+    for trial in results.load("policy/pusht/trials.json")["trials"]:
+        by_set = [trial["scores"].get(episodes) for episodes in ("100000", "200000")]
+        rows.append(
+            (
+                trial["settings"],
+                fill("{energy_score:.4f}", trial["last"]),
+                fill("{chunk_error:.3f}", trial["last"]),
+                fill("{chunk_spread:.3f}", trial["last"]),
+                *(fill("{mean:.3f} ± {standard_error:.3f}", score) if score else "" for score in by_set),
+            )
         )
-        for trial in results.load("policy/pusht/trials.json")["trials"]
-    ]
-    return markdown(("loss", "energy score", "chunk error", "chunk spread", "score"), rows)
+    header = ("loss", "energy score", "chunk error", "chunk spread", "seeds 100,000 on", "seeds 200,000 on")
+    return markdown(header, rows)
 
 
 def latency(results: Results) -> str:

@@ -79,6 +79,7 @@ TABLES: dict[str, Table] = {
     "blind-spots": blind_spots.table,  # results/cifar10/experiments.md
     "policy-scores": policy_tables.scores,  # results/policy/README.md, docs/policies.md
     "policy-trials": policy_tables.trials,  # results/policy/README.md
+    "policy-pusht-spread": policy_tables.pusht_spread,  # results/policy/README.md
     "policy-spread": policy_tables.spread,  # results/policy/README.md, docs/policies.md
     "serve-load": serve_tables.load,  # docs/serving.md
     "serve-faults": serve_tables.faults,  # docs/serving.md

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import traceback
@@ -93,6 +94,7 @@ class _Group:
         for episode in self.episodes.values():
             episode.environment.close()
         self.episodes.clear()
+        gc.collect()  # environments of robosuite are circles of 50 MB each
 
 
 def _serve(connection: Connection, parent: Connection, options: tuple[str, str, int, int]) -> None:

@@ -5,7 +5,7 @@
 #
 # DATA holds pusht_cchi_v7_lowdim.npz and its frames. All runs share the GPU; each ends with its schedule near
 # MINUTES after the start, by a trial of 300 steps beside the others. Scores and latencies are written to OUT.
-# A second call resumes. MORE holds further arguments of every training, for trials.
+# A second call resumes. MORE, STEPS, CHECKPOINTS, EPISODES and DEVICE are for trials.
 set -uo pipefail
 data=$1 out=$2 end=$((SECONDS + 60 * ${3:-18}))
 tree=$(cd "$(dirname "$0")/../.." && pwd)
@@ -31,7 +31,7 @@ PY
   echo "$name: $steps steps"
   run train "${arguments[@]}" --out "$out/$name" --set optim.steps="$steps" \
     --set output.checkpoint_every=$((steps / 30 + 1)) ${MORE:-} > "$out/$name.log" 2>&1
-  run eval "$out/$name" --checkpoints "${CHECKPOINTS:-10}" --first-seed 200000 --out "$out/$name-eval" \
+  run eval "$out/$name" --checkpoints "${CHECKPOINTS:-10}" --episodes "${EPISODES:-50}" --out "$out/$name-eval" \
     > "$out/$name-eval.log" 2>&1
 }
 small=(--set generator.kind=chunk-mlp --set generator.preset=base --set batch.generated=8)
