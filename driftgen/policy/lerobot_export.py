@@ -6,6 +6,7 @@ from pathlib import Path
 
 from driftgen.errors import InputError
 from driftgen.policy.drifting_policy import DriftingPolicy
+from driftgen.support.atomic_write import check_free
 
 __all__ = ["export_for_lerobot"]
 
@@ -17,8 +18,7 @@ def export_for_lerobot(source: str, folder: Path) -> Path:
         source: as in :meth:`DriftingPolicy.from_pretrained`.
         folder: to write; must not hold anything else.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder} is not empty: name another folder with --out")
+    check_free(folder)
     try:
         from driftgen.policy.lerobot.lerobot_conversion import save_for_lerobot
     except ImportError as error:

@@ -23,6 +23,7 @@ __all__ = [
     "check_free",
     "check_replaceable",
     "honor_umask",
+    "is_written",
     "make_folder",
     "remove_open_scratch",
     "remove_scratch",
@@ -179,6 +180,11 @@ def make_folder(path: Path) -> Path:
 
 
 def check_free(folder: Path) -> None:
-    """Raise unless the folder does not exist yet or is empty."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    """Raise unless the folder does not exist yet or is empty, but for what killed writes left."""
+    if folder.exists() and (not folder.is_dir() or any(map(is_written, folder.iterdir()))):
         raise InputError(f"{folder} exists and is not an empty folder: choose another one")
+
+
+def is_written(path: Path) -> bool:
+    """Return False for the scratch of a write that is going on or was killed."""
+    return not path.name.startswith(SCRATCH)

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 from driftgen.errors import InputError
-from driftgen.support.atomic_write import make_folder, remove_scratch
+from driftgen.support.atomic_write import is_written, make_folder, remove_scratch
 from driftgen.support.distributed import Distributed
 from driftgen.support.provenance import command_line
 
@@ -230,5 +230,5 @@ def check_not_held(folder: Path) -> None:
 
 
 def is_empty(folder: Path) -> bool:
-    """Return True if a folder does not exist, or has no files but a lock."""
-    return not folder.exists() or all(path.name == LOCK for path in folder.iterdir())
+    """Return True if a folder does not exist, or has no files but a lock and what killed writes left."""
+    return not folder.exists() or not any(p.name != LOCK and is_written(p) for p in folder.iterdir())

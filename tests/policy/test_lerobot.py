@@ -141,5 +141,5 @@ def test_without_lerobot(monkeypatch, tmp_path, policy):
     policy.save_pretrained(tmp_path / "saved")
     with pytest.raises(InputError, match=r"lerobot cannot be imported .*: pip install lerobot"):
         export_for_lerobot(str(tmp_path / "saved"), tmp_path / "out")
-    with pytest.raises(InputError, match="saved is not empty: name another folder"):
+    with pytest.raises(InputError, match="saved exists and is not an empty folder"):
         export_for_lerobot(str(tmp_path / "saved"), tmp_path / "saved")

@@ -8,6 +8,7 @@ import pytest
 
 from driftgen.errors import InputError
 from driftgen.support import folder_lock
+from driftgen.support.atomic_write import SCRATCH, check_free
 from driftgen.support.folder_lock import LOCK, LockFile, check_not_held, hold_file, hold_folder, is_empty
 from tests.support.held_folders import in_another_process
 
@@ -52,6 +53,19 @@ def test_a_lock_counts_as_no_file(tmp_path):
         (tmp_path / "run" / "note").touch()
         assert not is_empty(tmp_path / "run")
     assert is_empty(tmp_path / "missing")
+
+
+def test_what_a_killed_write_left_counts_as_no_file(tmp_path):
+    """A run that was killed while its first file was being written starts again in its folder."""
+    (tmp_path / "run" / f"{SCRATCH}0123").mkdir(parents=True)
+    (tmp_path / "run" / LOCK).touch()
+    assert is_empty(tmp_path / "run")
+    (tmp_path / "run" / LOCK).unlink()
+    check_free(tmp_path / "run")
+    (tmp_path / "run" / "note").touch()
+    assert not is_empty(tmp_path / "run")
+    with pytest.raises(InputError, match="not an empty folder"):
+        check_free(tmp_path / "run")
 
 
 def test_a_file_is_held_without_its_folder(tmp_path, holder):
