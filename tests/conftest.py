@@ -1,5 +1,6 @@
 import gc
 import os
+import signal
 import subprocess
 import sys
 from functools import cache
@@ -20,6 +21,10 @@ STARTED = pytest.StashKey[float]()
 
 
 def pytest_configure(config):
+    # A shell starts background jobs with SIGINT ignored. Processes of the tests would inherit that, and never
+    # see the Ctrl-C of their test.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # The process that hands out tests to others imports nothing large: the others wait for it.
     if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
         return
