@@ -43,7 +43,9 @@ GROUP_STRIDE = tl.constexpr(6)  # in vectors, of the generated samples, negative
 POSITION = tl.constexpr(9)  # position of the feature in the call
 FIELDS = tl.constexpr(10)
 MAX_SQUARE = tl.constexpr(3.0e38)
-CLOSE = tl.constexpr(1 / 64)  # ratio of mean |x − y|² to mean |x|² + |y|² below which digits would cancel
+# Ratio of mean |x − y|² to mean |x|² + |y|² below which digits would cancel. Write it right of a tensor:
+# on the left, the interpreter of Triton 3.7 makes a constant of the product.
+CLOSE = tl.constexpr(1 / 64)
 
 
 @triton.jit
@@ -125,7 +127,7 @@ def _is_close(squares, norms_x, norms_y, N, K, BN: tl.constexpr, B: tl.constexpr
     """Return True if Σ |x − y|² is small relative to Σ |x|² + |y|². Padded samples have norm 0."""
     x, y = tl.sum(norms_x, axis=0), tl.sum(norms_y, axis=0)
     total = tl.sum(tl.sum(squares, axis=1), axis=0) - (B - K) * x - (BN - N) * y
-    return total < CLOSE * (K * x + N * y)
+    return total < (K * x + N * y) * CLOSE
 
 
 @triton.jit

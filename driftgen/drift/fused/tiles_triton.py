@@ -295,7 +295,7 @@ def _is_close(sums, N, P, parts):
         xx += tl.load(sums + 4 * part + 2)
         xp += tl.load(sums + 4 * part + 3)
     among, to_positives = 2 * N * x, P * x + N * p
-    return (among - 2 * xx < CLOSE * among) | (to_positives - 2 * xp < CLOSE * to_positives)
+    return (among - 2 * xx < among * CLOSE) | (to_positives - 2 * xp < to_positives * CLOSE)
 
 
 @triton.jit
