@@ -28,6 +28,7 @@ from driftgen.ops.compile import new_parameters
 from driftgen.ops.host_copy import HostCopy
 from driftgen.ops.padding import padded_size
 from driftgen.support.checked_arguments import checked, show_value
+from driftgen.support.distributed import choose_device
 from driftgen.support.images import to_bytes, to_pil
 from driftgen.support.untrusted_files import described_by
 from driftgen.support.whole_numbers import check_count, check_seed
@@ -168,6 +169,7 @@ class DriftPipeline:
             if isinstance(self._tokenizer, nn.Module):
                 self._tokenizer.to(device=device)
         except (RuntimeError, AssertionError) as error:
+            choose_device(device)  # the usual reasons: an unknown name, no GPU
             raise InputError(f"device={device}: {str(error).splitlines()[0]}") from None
         if self._call is not None:
             self._call.forget()

@@ -23,8 +23,10 @@ def choose_device(name: str | torch.device | None = None) -> torch.device:
     """Return the device of this name; by default a GPU if there is one, else the CPU."""
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError as error:
-        raise InputError(f"device={name}: {str(error).splitlines()[0]}") from None
+    except RuntimeError:
+        raise InputError(
+            f"device={name} is not a device: choose from {', '.join(DEVICES)}, with a number such as cuda:1"
+        ) from None
     if device.type not in DEVICES:
         raise InputError(f"device={name} is not supported: choose from {', '.join(DEVICES)}")
     if device.type == "cuda" and not torch.cuda.is_available():

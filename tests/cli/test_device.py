@@ -5,6 +5,7 @@ import pytest
 import torch
 import typer
 
+import driftgen as dg
 from driftgen.cli import app
 from driftgen.support.distributed import Distributed, choose_device
 from tests.support.artifacts import PIXEL
@@ -44,10 +45,15 @@ def test_the_best_device_available(available, expected, monkeypatch):
     assert choose_device("cpu") == Distributed.start("cpu").device == torch.device("cpu")
 
 
-def test_a_device_that_is_not_there():
-    fails(lambda: choose_device("gpu"), "device=gpu: ")
+@pytest.mark.parametrize("choose", [choose_device, lambda name: pipeline().to(name)], ids=["choose", "to"])
+def test_a_device_that_is_not_there(choose):
+    fails(lambda: choose("gpu"), "device=gpu is not a device: choose from cpu, cuda, mps, xpu")
     if not torch.cuda.is_available():
-        fails(lambda: choose_device("cuda"), "device=cuda: torch finds no NVIDIA GPU here")
+        fails(lambda: choose("cuda"), "device=cuda: torch finds no NVIDIA GPU here")
+
+
+def pipeline():
+    return dg.DriftPipeline(dg.generators.ImageMLP(input_size=8, in_channels=1, num_classes=10))
 
 
 @no_gpu
