@@ -67,8 +67,8 @@ def test_a_task_trains_and_resumes(tmp_path):
 
 def test_a_recipe(tmp_path):
     (text,) = blocks(EXTENDING["A recipe"], "yaml")
-    (tmp_path / "mine.yaml").write_text(text)
-    assert load_recipe("mine.yaml", (), "train").optim.steps == 2000
+    (tmp_path / "plain.yaml").write_text(text)
+    assert load_recipe("plain.yaml", (), "train").optim.steps == 2000
 
 
 def test_a_plugin(tmp_path, monkeypatch):
