@@ -123,6 +123,15 @@ def _explain(error: Exception) -> int:
     raise error
 
 
+def _wrong_command(error: Exception) -> str:
+    """Return the command whose usage was wrong, such as "driftgen policy eval"."""
+    words, context = [], getattr(error, "ctx", None)
+    while context is not None and context.parent is not None:
+        words.append(str(context.info_name))
+        context = context.parent
+    return " ".join(["driftgen", *reversed(words)])
+
+
 def _describe(error: Exception) -> str | None:
     """Return one line for an error that the user can correct; None for a fault of the program."""
     if isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY):
@@ -133,7 +142,7 @@ def _describe(error: Exception) -> str | None:
     # The class of usage errors differs between versions of typer and click; all have this method.
     usage = getattr(error, "format_message", None)
     if usage is not None:
-        return f"{usage().rstrip('.') or 'a command is missing'}; see 'driftgen --help'"
+        return f"{usage().rstrip('.') or 'a command is missing'}; see '{_wrong_command(error)} --help'"
     if type(error).__name__ == "ValidationError" and callable(problems := getattr(error, "errors", None)):
         first = problems()[0]  # of pydantic, which this module does not import
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}, got {str(first['input'])[:100]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,6 +69,12 @@ def name_recipe(argument: str | Path, task: Task = "train") -> NamedRecipe:
             raise InputError(
                 f"{text} does not exist: give a folder of images, a .yaml file, or a name of driftgen "
                 "recipes",
+                topic="not-found",
+            )
+        if not get_close_matches(text, packaged, n=1):
+            raise InputError(
+                f"{text} is neither in this folder nor a recipe: give a folder of images, a .yaml file, or a "
+                "name of driftgen recipes",
                 topic="not-found",
             )
         return NamedRecipe(argument, (), path.stem)  # load_recipe names the known recipes

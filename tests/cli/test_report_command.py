@@ -50,7 +50,7 @@ def test_a_line_cut_off_by_a_kill_is_skipped(tmp_path, here):
         (lambda t: [write_run(t / "a"), "--out", t / "x.pdf"], "x.pdf is not an HTML file"),
         (lambda t: [write_run(t / "a"), "--out", t / "a" / "config.yaml" / "x.html"], "cannot write to"),
         (lambda t: [write_run(t / str(i)) for i in range(17)], "17 runs given: a page compares at most 16"),
-        (lambda t: [], "see 'driftgen --help'"),
+        (lambda t: [], "see 'driftgen report --help'"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, here, make, says):

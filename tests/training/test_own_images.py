@@ -127,8 +127,10 @@ def test_a_packaged_name_is_a_recipe_unless_it_is_written_as_a_path(photos):
     assert name_recipe("digits")[0] == "digits"
     assert name_recipe("digits/")[0] == "folder"
     assert name_recipe("mine.yaml")[0] == "mine.yaml"
-    with pytest.raises(InputError, match="recipe 'photo' is not known"):
-        plan("train", name_recipe("photo").recipe)
+    with pytest.raises(InputError, match="photo is neither in this folder nor a recipe: "):
+        name_recipe("photo")
+    with pytest.raises(InputError, match="recipe 'digit' is not known: did you mean digits"):
+        plan("train", name_recipe("digit").recipe)
 
 
 def test_few_images_are_augmented_and_said(photos):
