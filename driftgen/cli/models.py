@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from driftgen.cli.help_format import App
-from driftgen.cli.options import Device, Out, SavedDtype, Tokenizer, Weights
+from driftgen.cli.options import Device, SavedDtype, Tokenizer, Weights, folder_of_model
 
 __all__ = ["convert", "export", "sample"]
 
@@ -35,7 +35,9 @@ def sample(
     ] = None,
     weights: Weights = None,
     seed: Annotated[int, typer.Option(help="Seed: image i of a seed is always the same.")] = 0,
-    out: Out = Path("runs/samples"),
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write to. Default: runs/samples/NAME of the model.")
+    ] = None,
     tokenizer: Tokenizer = None,
     latents: Annotated[bool, typer.Option("--latents", help="Write latents instead of images.")] = False,
     device: Device = None,
@@ -70,6 +72,7 @@ def sample(
     )
     if compiled:
         pipe.compile()
+    out = out or folder_of_model("samples", model)
     chosen = pipe.labels(parse_labels(labels), number)
     alpha = pipe.check(guidance=guidance, seed=seed, output="latent" if latents else "pil")
     if latents:

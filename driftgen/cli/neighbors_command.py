@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from driftgen.cli.options import Device, Out, Tokenizer
+from driftgen.cli.options import Device, Tokenizer, folder_of_model
 
 __all__ = ["neighbors"]
 
@@ -49,7 +49,9 @@ def neighbors(
         bool, typer.Option("--resize", help="Center-crop and resize arrays to the model's images.")
     ] = False,
     tokenizer: Tokenizer = None,
-    out: Out = Path("runs/neighbors"),
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write to. Default: runs/neighbors/NAME of the model.")
+    ] = None,
     batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 64,
     device: Device = None,
 ) -> None:
@@ -62,7 +64,7 @@ def neighbors(
 
     search, paths = compare_with_training(
         model,
-        out,
+        out or folder_of_model("neighbors", model),
         shlex.join(["driftgen", *sys.argv[1:]]),
         data=data,
         heldout=heldout,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-__all__ = ["Device", "Out", "SavedDtype", "Seed", "Tokenizer", "Weights"]
+__all__ = ["Device", "Out", "SavedDtype", "Seed", "Tokenizer", "Weights", "folder_of_model"]
 
 Out = Annotated[Path, typer.Option(help="Folder to write to.")]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
@@ -18,3 +19,9 @@ Weights = Annotated[
     str | None,
     typer.Option(help="Weights of a run: ema-0.999, live (without averaging), best. Default: first EMA."),
 ]
+
+
+def folder_of_model(kind: str, model: str) -> Path:
+    """Return ``runs/KIND/NAME`` for a model: a second model does not meet the files of the first."""
+    name = os.path.abspath(model) if os.path.exists(model) else model
+    return Path("runs", kind, Path(name).name or "model")

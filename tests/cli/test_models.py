@@ -3,13 +3,16 @@
 import json
 import shutil
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 from safetensors.numpy import load_file
 
+from driftgen.cli.options import folder_of_model
 from driftgen.generators import ImageMLP
+from driftgen.model_io import save_model
 from driftgen.pipeline import DriftPipeline
 from driftgen.support.sheets import read_sheet
 from tests.support.artifacts import ARTIFACTS, LATENT, MAE, PIXEL
@@ -43,6 +46,19 @@ def test_sample_writes_single_images_and_a_sheet(tmp_path, here):
     assert other.returncode == 2
     assert "holds other samples (another seed): choose another folder" in other.stderr
     assert (out / "00001_class5.png").read_bytes() == first
+
+
+def test_samples_of_two_models_do_not_meet(tmp_path, here, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_model(ImageMLP(input_size=8, in_channels=1, hidden_size=16), tmp_path / "mine")
+    for model in ("digits", "mine/"):
+        done = here("sample", model, "-n", "1", "--device", "cpu")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip() == str(Path("runs/samples") / model.strip("/") / "grid.png")
+    monkeypatch.chdir(tmp_path / "mine")
+    assert folder_of_model("samples", ".") == Path("runs/samples/mine")
+    assert folder_of_model("samples", "hf://latent_L") == Path("runs/samples/latent_L")
+    assert folder_of_model("samples", "/") == Path("runs/samples/model")
 
 
 def test_names_of_classes_are_in_file_names_and_on_the_sheet(tmp_path, here):
