@@ -96,7 +96,10 @@ def export(
         ),
     ],
     out: Annotated[Path, typer.Argument(help="File to write: NAME.onnx or NAME.pt2.", show_default=False)],
-    file_format: Annotated[str, typer.Option("--format", help="onnx, or pt2 for torch.export.")] = "onnx",
+    file_format: Annotated[
+        str | None,
+        typer.Option("--format", help="onnx, or pt2 for torch.export. Default: the ending of the file."),
+    ] = None,
     dtype: Annotated[
         str, typer.Option(help="Stored weights: float32, float16 or int8. The graph computes in float32.")
     ] = "float32",
@@ -113,6 +116,7 @@ def export(
     from driftgen.interop.model_sources import holds_policy
     from driftgen.interop.onnx import check_export, export_model
 
+    file_format = file_format or ("pt2" if out.suffix == ".pt2" else "onnx")
     check_export(out, file_format, dtype)
     loaded: Any
     options: dict[str, Any] = {"weights": weights, "verify": not no_verify}

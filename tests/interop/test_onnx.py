@@ -367,7 +367,7 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
 
 def test_the_command_exports_a_packaged_model_and_refuses_to_replace_it(tmp_path, here):
     out = tmp_path / "new" / "digits.pt2"
-    done = here("export", "digits", out, "--format", "pt2")
+    done = here("export", "digits", out)
     assert (done.returncode, done.stdout.strip()) == (0, str(out)), done.stderr
     metadata = compare(dg.DriftPipeline.from_pretrained("digits"), out)
     assert metadata["classes"] == {"number": 10, "names": list("0123456789")}
