@@ -112,7 +112,7 @@ def test_field_and_loss_for_longer(data):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_kernels(data):
     pytest.importorskip("triton")
