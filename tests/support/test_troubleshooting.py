@@ -92,7 +92,7 @@ def test_an_error_names_its_topic_in_tracebacks_but_not_in_its_text():
 def test_the_command_names_the_topic(capsys, monkeypatch):
     from driftgen.cli.root import main
 
-    monkeypatch.setattr("sys.argv", ["driftgen", "train", "no-such-recipe"])
+    monkeypatch.setattr("sys.argv", ["driftgen", "train", "digit"])
     with pytest.raises(SystemExit) as stopped:
         main()
     assert stopped.value.code == 2
