@@ -142,7 +142,7 @@ def plan(
         chosen[GENERATOR] = f"as in {getattr(config, 'init', None)}, whose weights the run starts from"
     least = _smallest_class(config, data)
     own = any(override.startswith("data.augment") for override in overrides)
-    if least is not None and least < few_images_limit() and few_images(name) and not own:
+    if least is not None and least < few_images_limit(choice.value) and few_images(name) and not own:
         config = load_recipe(name, [*sized, *few_images(name), *overrides], task)
         chosen[AUGMENTATION] = (
             f"{least} images in the smallest class: flips, small rotations, zooms and shifts are on, because "

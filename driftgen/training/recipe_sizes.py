@@ -55,9 +55,10 @@ def few_images(recipe: str) -> list[str]:
     return _overrides(_read()[FEW].get(recipe, {}))
 
 
-def few_images_limit() -> int:
-    """Return the number of images in a class below which :func:`few_images` applies."""
-    return int(_read()[FEW]["below"])
+def few_images_limit(size: str | None = None) -> int:
+    """Return the number of images in a class below which :func:`few_images` applies at a size."""
+    below = _read()[FEW]["below"]
+    return int(below if size is None else _read()[size].get("few_images_below", below))
 
 
 def size_note(size: str) -> str:
