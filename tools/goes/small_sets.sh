@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
-# Train the recipes fashion-mnist and tiny-imagenet (20 classes) side by side on one GPU, and evaluate them.
+# Train Fashion-MNIST and Tiny-ImageNet (20 classes) side by side on one GPU, and evaluate them.
 #
 #   tools/goes/small_sets.sh DATA OUT [MINUTES]
+#
+# Tiny-ImageNet is trained as a user's own images, by folder and mae-folder at size base, whose values are those of
+# the recipes tiny-imagenet and mae-tiny-imagenet.
 #
 # DATA holds fashion.npz, fashion-test.npz, tiny.npz, tiny-test.npz and inception.pt. Whatever the time allows
 # is trained: the generators stop MINUTES after the start, and what they have then is evaluated and written to
@@ -13,15 +16,16 @@ run() { PYTHONPATH=$tree "${PYTHON:-python3}" -m driftgen "$@"; }
 samples=${SAMPLES:-50000}
 mkdir -p "$out"
 
-train() { # NAME RECIPE CHANNELS: the encoder, the generator, and the figures of one data set
+train() { # NAME RECIPE CHANNELS ARGUMENT...: the encoder, the generator, and the figures of one data set
   local name=$1 set=$2 channels=$3 left
-  run pretrain "mae-$set" --out "$out/mae-$name" --set data.path="$data/$name.npz" ${MORE_ENCODER:-} \
+  shift 3
+  run pretrain "mae-$set" "$@" --out "$out/mae-$name" --set data.path="$data/$name.npz" ${MORE_ENCODER:-} \
     > "$out/mae-$name.log" 2>&1 || return
   left=$((end - SECONDS))
   # The schedule counts steps: a short trial says how many fit.
-  local steps=${STEPS:-$(fitting_steps "$name" "$set" "$left")}
+  local steps=${STEPS:-$(fitting_steps "$name" "$set" "$left" "$@")}
   echo "$name: $steps steps in $left s"
-  timeout -s INT "$left" env PYTHONPATH="$tree" "${PYTHON:-python3}" -m driftgen train "$set" --out "$out/$name" \
+  timeout -s INT "$left" env PYTHONPATH="$tree" "${PYTHON:-python3}" -m driftgen train "$set" "$@" --out "$out/$name" \
     --set data.path="$data/$name.npz" --set "encoders=[{kind: mae, path: $out/mae-$name}]" \
     --set optim.steps="$steps" ${MORE:-} > "$out/$name.log" 2>&1
   run eval stats "$data/$name.npz" "$out/$name-stats.safetensors" --encoder "$data/inception.pt" --fast \
@@ -29,11 +33,13 @@ train() { # NAME RECIPE CHANNELS: the encoder, the generator, and the figures of
   run eval "$out/$name" --data "$out/$name-stats.safetensors" --encoder "$data/inception.pt" --fast \
     --guidance "${GUIDANCES:-1.0,1.5}" -n "$samples" --batch-size 500 --out "$out/$name-eval" \
     > "$out/$name-eval.log" 2>&1
+  run eval "$data/$name-test.npz" --data "$out/$name-stats.safetensors" --encoder "$data/inception.pt" --fast \
+    --out "$out/$name-test-eval" > "$out/$name-test-eval.log" 2>&1
   run sample "$out/$name" -n 80 --guidance 1.5 --seed 0 --out "$out/$name-samples" > "$out/$name-sample.log" 2>&1
 }
 
-fitting_steps() { # NAME RECIPE LEFT: steps that fit into the seconds that are left
-  run train "$2" --out "$out/trial-$1" --set data.path="$data/$1.npz" \
+fitting_steps() { # NAME RECIPE LEFT ARGUMENT...: steps that fit into the seconds that are left
+  run train "$2" "${@:4}" --out "$out/trial-$1" --set data.path="$data/$1.npz" \
     --set "encoders=[{kind: mae, path: $out/mae-$1}]" --set optim.steps=150 \
     --set output.metrics_every=50 ${MORE:-} > "$out/trial-$1.log" 2>&1
   "${PYTHON:-python3}" - "$out/trial-$1/metrics.jsonl" "$3" <<'PY'
@@ -45,5 +51,5 @@ PY
 }
 
 train fashion fashion-mnist 1 &
-train tiny tiny-imagenet 3 &
+train tiny folder 3 --size base &
 wait
