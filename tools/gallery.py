@@ -44,6 +44,22 @@ PICTURES = (
         evaluator="the samples themselves; FID on its page",
     ),
     Picture(
+        "small-sets/fashion-mnist/samples.png",
+        "**Fashion-MNIST in one network call each**, not selected, after twelve minutes of "
+        "[training](small-sets/README.md).",
+        "small-sets/fashion-mnist/evaluation.json",
+        width=50,
+        command="driftgen train fashion-mnist",
+    ),
+    Picture(
+        "small-sets/tiny-imagenet/samples.png",
+        "**20 classes of Tiny-ImageNet, 64 pixels**, after 766 steps of "
+        "[a run](small-sets/README.md) that was far too short.",
+        "small-sets/tiny-imagenet/evaluation.json",
+        width=50,
+        command="driftgen train folder --size base --set optim.steps=766",
+    ),
+    Picture(
         "demo-digits/samples.png",
         "**Digits in one network call each**, ten per class, as `make demo` trains them on a CPU: "
         "{figures[recognized]:.1%} are recognized.",

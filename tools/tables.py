@@ -34,6 +34,7 @@ from tools import (
     policy_tables,
     reliability_table,
     serve_tables,
+    small_set_tables,
     speed_tables,
 )
 from tools.records import Results
@@ -57,6 +58,8 @@ TABLES: dict[str, Table] = {
     "commands": guide_tables.commands,  # docs/commands.md
     "parameters": parameter_table.table,  # docs/models.md
     "many-gpus": cluster_estimate.table,  # docs/scaling.md
+    "small-sets": small_set_tables.evaluations,  # results/small-sets/README.md
+    "small-sets-training": small_set_tables.trainings,
     "reliability": reliability_table.table,  # docs/reliability.md
     "playground": document_tables.playground,  # docs/playground.md
     "browser": document_tables.browser,  # docs/browser.md

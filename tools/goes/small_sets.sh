@@ -33,7 +33,7 @@ train() { # NAME RECIPE CHANNELS ARGUMENT...: the encoder, the generator, and th
   run eval "$out/$name" --data "$out/$name-stats.safetensors" --encoder "$data/inception.pt" --fast \
     --guidance "${GUIDANCES:-1.0,1.5}" -n "$samples" --batch-size 500 --out "$out/$name-eval" \
     > "$out/$name-eval.log" 2>&1
-  run eval "$data/$name-test.npz" --data "$out/$name-stats.safetensors" --encoder "$data/inception.pt" --fast \
+  run eval "$data/$name-test.npz" --channels "$channels" --data "$out/$name-stats.safetensors" --encoder "$data/inception.pt" --fast \
     --out "$out/$name-test-eval" > "$out/$name-test-eval.log" 2>&1
   run sample "$out/$name" -n 80 --guidance 1.5 --seed 0 --out "$out/$name-samples" > "$out/$name-sample.log" 2>&1
 }
