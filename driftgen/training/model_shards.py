@@ -9,6 +9,7 @@ import torch
 from driftgen.errors import InputError
 from driftgen.features.resnet_mae import ResNetMAE
 from driftgen.generators.base import Generator
+from driftgen.generators.policy_network import PolicyNetwork
 from driftgen.model_io import load_any, save_model
 from driftgen.pipeline import DriftPipeline
 from driftgen.support.atomic_write import check_free
@@ -25,7 +26,7 @@ def save_shards(
     max_shard_size: int | str = "16MB",
     decoder: bool = True,
 ) -> Path:
-    """Save a generator with its tokenizer, or an encoder, in shards, and return the folder.
+    """Save a generator with its tokenizer, an encoder or a policy in shards, and return the folder.
 
     Args:
         source: as in :func:`driftgen.load_model`; of a run, its first average.
@@ -41,7 +42,7 @@ def save_shards(
         if not isinstance(model, ResNetMAE):
             raise InputError(f"{source} is no masked autoencoder: only those have a decoder to leave out")
         model.decoder = None
-    if isinstance(model, Generator):
+    if isinstance(model, Generator) and not isinstance(model, PolicyNetwork):
         pipe = DriftPipeline.from_pretrained(source)
         return pipe.save_pretrained(out, dtype=dtype, max_shard_size=max_shard_size)
     return save_model(model, out, dtype=dtype, max_shard_size=max_shard_size, **facts)

@@ -8,6 +8,8 @@ import torch
 import driftgen as dg
 from driftgen.errors import InputError
 from driftgen.generators import UNet2D
+from driftgen.generators.policy_network import PolicyNetwork
+from driftgen.policy.drifting_policy import DriftingPolicy
 from driftgen.support.distributed import Distributed
 from driftgen.training.model_shards import save_shards
 from driftgen.training.trainer import train
@@ -30,6 +32,20 @@ def test_shards_hold_the_average_in_bfloat16(shards):
     source = json.loads((shards / "config.json").read_text())
     assert source["class_names"] == [str(d) for d in range(10)]
     assert source["source"]["ema"] == "0.9"
+
+
+def test_a_policy_in_eight_bits(tmp_path):
+    statistics = {key: {"low": [-1.0] * 2, "high": [1.0] * 2} for key in ("action", "observation.state")}
+    network = PolicyNetwork({"observation.state": (2,)}, 2, statistics, generator="chunk-mlp")
+    policy = DriftingPolicy(network, source={"environment": "pusht"})
+    saved = save_shards(policy.save_pretrained(tmp_path / "policy"), tmp_path / "shards", dtype=torch.int8)
+    sizes = [sum(f.stat().st_size for f in d.glob("*.safetensors")) for d in (saved, tmp_path / "policy")]
+    assert sizes[0] < 0.3 * sizes[1]
+    again = DriftingPolicy.from_pretrained(saved)
+    assert again.source["environment"] == "pusht"
+    observations = {"observation.state": torch.rand(4, policy.observed, 2).numpy()}
+    exact, rounded = (p.predict(observations, seed=0) for p in (policy, again))
+    assert 0 < abs(exact - rounded).max() < 0.1
 
 
 @pytest.mark.parametrize("warmup", [False, True])
