@@ -36,7 +36,7 @@ EXTRAS = {
     ),
     "serve": Extra(("fastapi", "uvicorn", "prometheus_client"), "sampling as a service"),
     "onnx": Extra(("onnx", "onnxruntime", "onnxscript"), "export of models to ONNX"),
-    "studio": Extra(("gradio",), "the studio, a page to sample, watch and train"),
+    "studio": Extra(("gradio", "psutil"), "the studio, a page to sample, watch and train"),
     "tracking": Extra(("tensorboard", "wandb"), "experiment tracking"),
     "dev": Extra(("pytest", "hypothesis", "mypy", "ruff"), "tests and checks"),
 }

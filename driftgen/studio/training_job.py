@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
+
 from driftgen.errors import InputError
 from driftgen.studio.folder_check import TrainCommand
 from driftgen.studio.readable_folders import ReadableFolders
@@ -75,6 +77,7 @@ class TrainingJob:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
+                    creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
                     env=os.environ | {"COLUMNS": "100", "NO_COLOR": "1"},
                 )
             record = {
@@ -94,7 +97,8 @@ class TrainingJob:
             record, state = self._read(), self.state()
             if not state.running:
                 raise InputError("no training runs that could be stopped")
-            os.kill(record["pid"], signal.SIGINT)
+            # Windows sends nothing but Ctrl-Break to another process.
+            os.kill(record["pid"], getattr(signal, "CTRL_BREAK_EVENT", signal.SIGINT))
             return state._replace(
                 text=f"{state.run} has been asked to stop: it saves a checkpoint and the model first. Press "
                 "Stop again to end it without saving."
@@ -141,20 +145,13 @@ class TrainingJob:
         return record if valid and record["pid"] > 1 and "began" in record else {}
 
 
-def _began(pid: int) -> str | None:
-    """Return when a process began, as ``ps`` tells it; None if there is no such process."""
+def _began(pid: int) -> float | None:
+    """Return when a process began, in seconds since 1970; None if there is no such process."""
     try:
-        done = subprocess.run(
-            ["ps", "-o", "lstart=,stat=", "-p", str(pid)],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=os.environ | {"LC_ALL": "C"},
-        )
-    except OSError:  # no such program here
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except psutil.Error:
         return None
-    *when, state = done.stdout.split() or [""]
-    return None if not when or state.startswith("Z") else " ".join(when)
 
 
 def _tail(path: Path) -> str:

@@ -9,17 +9,24 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
-__all__ = ["handle_signals", "interrupt", "interruptions"]
+__all__ = ["handle_signals", "interrupt", "interruptions", "stop_signals"]
 
 # Signals that raised KeyboardInterrupt in the command. Libraries in C may turn it into another exception: an
 # exception after a signal is no fault of the input.
 interruptions: list[int] = []
-NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+
+
+def stop_signals() -> dict[int, str]:
+    """Return the signals that ask a command to stop, and what they are called."""
+    names: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+    if hasattr(signal, "SIGBREAK"):  # Windows: the one signal that another process can send
+        names[signal.SIGBREAK] = "Ctrl-Break"
+    return names
 
 
 @contextmanager
 def handle_signals(stop: Callable[[str], None]) -> Iterator[None]:
-    """Call ``stop(name)`` on Ctrl-C and SIGTERM; restore the previous handlers at the end.
+    """Call ``stop(name)`` on a signal of :func:`stop_signals`; restore the previous handlers at the end.
 
     Does nothing outside the main thread, where Python allows no signal handlers.
     """
@@ -27,10 +34,12 @@ def handle_signals(stop: Callable[[str], None]) -> Iterator[None]:
         yield
         return
 
-    def handle(number: int, frame: Any) -> None:
-        stop(NAMES[signal.Signals(number)])
+    names = stop_signals()
 
-    previous = {number: signal.signal(number, handle) for number in NAMES}
+    def handle(number: int, frame: Any) -> None:
+        stop(names[number])
+
+    previous = {number: signal.signal(number, handle) for number in names}
     try:
         yield
     finally:

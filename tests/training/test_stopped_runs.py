@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 
+from driftgen.support.signals import handle_signals
 from driftgen.training.checkpoint import Checkpoints
 from tests.support.fork_server import CAPTURE, start_code
 from tests.support.runs import SMALL, final, run
@@ -97,3 +98,14 @@ def test_after_the_last_step(tmp_path, moment):
     assert "run the same command" not in errors.split("saving the complete run")[1]
     assert Checkpoints(folder / "checkpoints").load().step == 3
     assert (folder / "report.html").is_file()
+
+
+def test_a_system_with_ctrl_break_stops_by_it_too(monkeypatch):
+    """Windows has SIGBREAK, the one signal that another process can send; another one plays it here."""
+    monkeypatch.setattr(signal, "SIGBREAK", signal.SIGUSR1, raising=False)
+    heard, before = [], signal.getsignal(signal.SIGUSR1)
+    with handle_signals(heard.append):
+        for number in (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM):
+            signal.raise_signal(number)
+    assert heard == ["Ctrl-Break", "Ctrl-C", "SIGTERM"]
+    assert signal.getsignal(signal.SIGUSR1) == before

@@ -21,12 +21,15 @@ def import_gradio() -> Any:
     for name in ("no_proxy", "NO_PROXY"):
         os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1,localhost")))
     try:
+        import_module("psutil")
         with _without_type_stubs():
             return import_module("gradio")
     except ImportError as error:
-        if error.name not in (None, "gradio"):
+        if error.name not in (None, "gradio", "psutil"):
             raise
-        raise InputError("the studio needs gradio: pip install 'driftgen[studio]'") from None
+        raise InputError(
+            f"the studio needs {error.name or 'gradio'}: pip install 'driftgen[studio]'"
+        ) from None
 
 
 @contextmanager
