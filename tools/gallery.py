@@ -145,9 +145,14 @@ PICTURES = (
     Picture(
         "policy/pusht/stills.png",
         "**PushT in one network call per chunk**: the best and the worst of 50 episodes of "
-        "[the policy that ships](policy/README.md#pusht). The last ten checkpoints of its training score "
-        "{mean:.2f}.",
-        "policy/pusht/first/drifting-0.json",
+        "[the policy that ships](policy/README.md#pusht). Its mean score is {mean:.2f}.",
+        "policy/pusht/first/unet-8-bits.json",
+    ),
+    Picture(
+        "policy/pusht-image/stills.png",
+        "**The same from images**: the best and the worst episodes of [a U-Net](policy/README.md#u-net), "
+        "mean score {mean:.2f}.",
+        "policy/pusht-image/first/unet.json",
     ),
     Picture(
         "policy/two-ways/spread.png",

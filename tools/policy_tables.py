@@ -9,16 +9,19 @@ import numpy as np
 from driftgen.policy.score import summarize
 from tools.records import Results, fill, markdown
 
-__all__ = ["drifting_score", "latency", "pusht_spread", "scores", "spread", "trials"]
+__all__ = ["headline", "latency", "pusht_spread", "scores", "spread", "trials"]
 
 # Task and method of a row, folder of its records, runs, and number of checkpoints of each.
 DRIFTING = [f"drifting-{seed}" for seed in range(4)]
 ROWS = (
-    ("PushT", "drifting", "pusht", DRIFTING, 10),
-    ("PushT", "drifting, the policy that ships", "pusht", DRIFTING[:1], 1),
-    ("PushT", "diffusion, DDIM", "pusht", ["diffusion"], 5),
-    ("PushT", "regression", "pusht", ["regression"], 5),
-    ("Lift", "drifting", "lift", ["drifting"], 10),
+    ("PushT", "drifting, U-Net in 8 bits, the policy that ships", "pusht", ["unet-8-bits"], 1),
+    ("PushT", "diffusion, DDIM, U-Net", "pusht", ["unet-diffusion"], 1),
+    ("PushT", "drifting, MLP", "pusht", DRIFTING, 10),
+    ("PushT", "diffusion, DDIM, MLP", "pusht", ["diffusion"], 5),
+    ("PushT", "regression, MLP", "pusht", ["regression"], 5),
+    ("PushT from images", "drifting, U-Net", "pusht-image", ["unet"], 10),
+    ("PushT from images", "drifting, MLP", "pusht-image", ["mlp"], 6),
+    ("Lift", "drifting, MLP", "lift", ["drifting"], 10),
 )
 EPISODES = {"first": "seeds 100,000 to 100,049", "fresh": "seeds 300,000 to 300,049"}
 LATENCY = {"policy/latency-cpu.json": "CPU", "policy/latency-h200.json": "GPU"}
@@ -65,9 +68,13 @@ def _score(runs: list[dict[str, Any]], last: int = 10) -> str:
     return text
 
 
-def drifting_score(results: Results) -> str:
-    """Score of all runs of drifting on PushT, on the episodes of Diffusion Policy."""
-    return _score(_load(results, "pusht", DRIFTING, "first"))
+def headline(results: Results) -> str:
+    """Scores of drifting on PushT, on the episodes of Diffusion Policy."""
+    states, images, small = (
+        _score(_load(results, folder, names, "first"))
+        for folder, names in (("pusht", ["unet-8-bits"]), ("pusht-image", ["unet"]), ("pusht", DRIFTING))
+    )
+    return f"score {states} from states, {images} from images; with an MLP trained on a CPU {small}"
 
 
 def scores(results: Results) -> str:

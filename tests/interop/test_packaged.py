@@ -59,10 +59,10 @@ def test_the_figures_of_cifar10_are_those_of_these_weights():
 
 
 def pusht_record(episodes):
-    return json.loads((RESULTS / "policy" / "pusht" / episodes / "drifting-0.json").read_text())
+    return json.loads((RESULTS / "policy" / "pusht" / episodes / "unet-8-bits.json").read_text())
 
 
-@pytest.mark.parametrize("episodes", ["first", "fresh"])
+@pytest.mark.parametrize("episodes", ["first", "fresh", "third"])
 def test_the_scores_of_pusht_are_those_of_these_weights(episodes):
     policy = dg.DriftingPolicy.from_pretrained("pusht", device="cpu")
     shipped = pusht_record(episodes)["checkpoints"][-1]
