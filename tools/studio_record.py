@@ -27,6 +27,7 @@ from tools.chromium import open_chromium
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "results" / "studio"
 PORT = 7877
+MODELS = ("cifar10", "digits")  # of the package; the first one is chosen when the page opens
 STARTS, REQUESTS, IMAGES = 5, 50, 64
 RUN = ("optim.steps=600", "output.metrics_every=10", "output.samples_every=200")  # shown on the Runs tab
 SIZES = {"desktop": (1280, 800), "phone": (390, 844)}
@@ -41,9 +42,9 @@ def _request(method: str, path: str, body: str | None = None) -> bytes:
         connection.close()
 
 
-def _ask(seed: int, images: int) -> str:
+def _ask(model: str, seed: int, images: int) -> str:
     """Begin a request for images and return its event."""
-    data = ["digits", [], 1.5, seed, 1, images, "Images"]
+    data = [model, [], 1.5, seed, 1, images, "Images"]
     answer = _request("POST", "/gradio_api/call/sample", json.dumps({"data": data}))
     return str(json.loads(answer)["event_id"])
 
@@ -68,12 +69,12 @@ def _studio(folder: str, *words: str) -> Iterator[tuple[subprocess.Popen[bytes],
         process.wait()
 
 
-def _first_image(folder: str) -> tuple[float, dict[str, float]]:
+def _first_image(folder: str, model: str) -> tuple[float, dict[str, float]]:
     """Return the seconds from the start of the process to the first image answered, and CPU seconds."""
     with _studio(folder) as (process, started):
         while True:
             try:
-                if _finish(_ask(0, 1)):
+                if _finish(_ask(model, 0, 1)):
                     seconds = time.perf_counter() - started
                     return seconds, {kind: _cpu_seconds(pid) for kind, pid in _processes(process.pid).items()}
             except (OSError, ValueError, KeyError, http.client.HTTPException):
@@ -102,12 +103,12 @@ def _peaks(pid: int) -> dict[str, float]:
     return found
 
 
-def _concurrent(folder: str) -> dict[str, Any]:
+def _concurrent(folder: str, model: str) -> dict[str, Any]:
     """Ask many times at once; return the order of the answers and the peaks of memory before and after."""
     with _studio(folder) as (process, _):
         while True:
             try:
-                _finish(_ask(0, IMAGES))
+                _finish(_ask(model, 0, IMAGES))
                 break
             except (OSError, ValueError, KeyError, http.client.HTTPException):
                 time.sleep(0.1)
@@ -120,7 +121,7 @@ def _concurrent(folder: str) -> dict[str, Any]:
 
         started, threads = time.perf_counter(), []
         for i in range(REQUESTS):
-            threads.append(threading.Thread(target=wait, args=(i, _ask(i, IMAGES))))
+            threads.append(threading.Thread(target=wait, args=(i, _ask(model, i, IMAGES))))
             threads[-1].start()
         for thread in threads:
             thread.join()
@@ -158,7 +159,7 @@ def _pictures(folder: str) -> dict[str, str]:
             context = browser.new_context(viewport={"width": width, "height": height}, color_scheme="light")
             page = context.new_page()
             page.goto(f"http://127.0.0.1:{PORT}/")
-            page.wait_for_function("document.querySelector('#model input')?.value.includes('digits')")
+            page.wait_for_function("document.querySelector('#model input')?.value.includes('cifar10')")
             page.click("#generate")
             page.wait_for_selector("#images .grid img")
             page.evaluate("scrollTo(0, 0)")
@@ -175,13 +176,13 @@ def _pictures(folder: str) -> dict[str, str]:
         return {"browser": f"Chromium {browser.version}, headless", "run": " ".join(("digits", *RUN))}
 
 
-def _starts(folder: str) -> dict[str, Any]:
+def _starts(folder: str, model: str) -> dict[str, Any]:
     """Start the studio several times."""
     load = f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
     group = Path("/proc/self/autogroup")  # niceness counts within a session, that of the session among all
     if group.is_file() and not group.read_text().endswith("nice 0\n"):
         load += ", these processes before all others"
-    measured = [_first_image(folder) for _ in range(STARTS)]
+    measured = [_first_image(folder, model) for _ in range(STARTS)]
     seconds = [round(value, 2) for value, _ in measured]
     return {
         "seconds_to_first_image": statistics.median(seconds),
@@ -194,8 +195,8 @@ def _starts(folder: str) -> dict[str, Any]:
 def main() -> None:
     """Measure the start and concurrent requests, and take the pictures: all of it, or the parts named."""
     parts: dict[str, Callable[[str], Any]] = {
-        "start": _starts,
-        "concurrent": _concurrent,
+        "start": lambda folder: {model: _starts(folder, model) for model in MODELS},
+        "concurrent": lambda folder: {model: _concurrent(folder, model) for model in MODELS},
         "pictures": _pictures,
     }
     parser = argparse.ArgumentParser(description=__doc__)
