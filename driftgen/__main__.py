@@ -18,6 +18,10 @@ REPEAT_AFTER = 0.02  # seconds: the finalizer that lost Ctrl-C has ended by then
 
 def main() -> None:
     """Run the command."""
+    # Before torch is loaded. Threads that wait for each other spin for milliseconds by default: on cores that
+    # another program uses, too, they keep the one that they wait for from running. Microseconds suffice.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if Ctrl-C is ignored
         signal.signal(signal.SIGINT, _interrupt)
         sys.unraisablehook = _repeat_lost_interrupt

@@ -52,6 +52,7 @@ Table = Callable[[Results], str]
 TABLES: dict[str, Table] = {
     "readme": document_tables.readme,  # README.md
     "performance": document_tables.performance,  # docs/performance.md
+    "busy-cores": document_tables.busy_cores,  # docs/performance.md
     "initialization": document_tables.initialization,  # docs/health.md
     "health": guide_tables.health,  # docs/health.md
     "troubleshooting": guide_tables.troubleshooting,  # docs/troubleshooting.md
