@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tools.records import Results, fill, markdown
 
-__all__ = ["SETS", "evaluations", "trainings"]
+__all__ = ["SETS", "best_row", "evaluations", "trainings"]
 
 # Name of a set, and its folder in results/small-sets.
 SETS = {"Fashion-MNIST, 28×28": "fashion-mnist", "Tiny-ImageNet, 20 classes, 64×64": "tiny-imagenet"}
+
+
+def best_row(results: Results, folder: str = "fashion-mnist") -> dict[str, Any]:
+    """Return the row of a set at the guidance with the least FID."""
+    rows = results.load(f"small-sets/{folder}/evaluation.json")["rows"]
+    best: dict[str, Any] = min(rows, key=lambda row: row["FID"])
+    return best
 
 
 def evaluations(results: Results) -> str:

@@ -25,6 +25,7 @@ __all__ = ["JobState", "TrainingJob"]
 
 FOLDER = ".studio"  # in the folder of runs: the record and the log of the last training
 LOG_BYTES = 8192  # of the end of the log that is shown
+CLOCK_SECONDS = 2.0  # a clock that is set moves the time at which processes began
 # Colors and cursor movements of a terminal.
 ESCAPES = re.compile(r"\x1b\[[?\d;]*[A-Za-z]")
 
@@ -131,8 +132,9 @@ class TrainingJob:
             code = self._child.poll()
             return code is None, code
         # The id may belong to another process by now, which began at another time.
-        began = _began(record["pid"])
-        return began is not None and began == record["began"], None
+        now, then = _began(record["pid"]), record["began"]
+        known = now is not None and isinstance(then, int | float)
+        return known and abs(now - then) < CLOCK_SECONDS, None
 
     def _read(self) -> dict[str, Any]:
         try:
