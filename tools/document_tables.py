@@ -59,8 +59,8 @@ def readme(results: Results) -> str:
             ),
         ),
         (
-            "Fashion-MNIST in one network call, encoder trained on it alone; 50,000 samples against the training "
-            "images",
+            "Fashion-MNIST in one network call, encoder trained on it alone; 50,000 samples against the "
+            "training images",
             fill(
                 "FID {FID:.2f} at guidance {guidance:g}; precision {precision:.2f}, recall {recall:.2f}",
                 small_set_row(results),
