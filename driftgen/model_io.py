@@ -18,6 +18,7 @@ from torch import nn
 
 from driftgen.errors import InputError
 from driftgen.features.backbones import Backbone
+from driftgen.features.efficientnet_lite import EfficientNetLite
 from driftgen.features.resnet_mae import ResNetMAE
 from driftgen.generators.chunk_mlp import ChunkMLP
 from driftgen.generators.conv_decoder import ConvDecoder
@@ -114,6 +115,9 @@ _REGISTRY: dict[str, Architecture] = {
         Architecture("encoder", "convnext", Backbone, "ConvNeXtV2", Backbone.from_convnext),
         Architecture("encoder", "backbone", Backbone, None, Backbone, path="argument"),
         Architecture("encoder", "resnet50", Backbone, None, Backbone.resnet50, path="argument"),
+        Architecture(
+            "encoder", "efficientnet-lite0", EfficientNetLite, None, EfficientNetLite, path="argument"
+        ),
     )
 }
 

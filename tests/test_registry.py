@@ -115,7 +115,7 @@ def test_built_in_names_in_recipes_and_files():
     names = {entry.name: entry.saved_as for entry in model_io._REGISTRY.values()}
     assert names == {
         **{"dit": "DiT", "unet": "UNet2D", "mlp": "ImageMLP", "mae": "ResNetMAE", "convnext": "ConvNeXtV2"},
-        **{"decoder": "ConvDecoder", "backbone": None, "resnet50": None},
+        **{"decoder": "ConvDecoder", "backbone": None, "resnet50": None, "efficientnet-lite0": None},
         **{"unet1d": "UNet1D", "transformer": "ChunkTransformer", "policy": "PolicyNetwork"},
         "chunk-mlp": "ChunkMLP",
     }
@@ -169,7 +169,7 @@ def test_unregistered_names():
         "generator 'ditt' is not registered: did you mean 'dit'? choose from decoder, dit, mlp, unet, or call"
         in message
     )
-    assert "choose from backbone, convnext, mae, resnet50" in refused(
+    assert "choose from backbone, convnext, efficientnet-lite0, mae, resnet50" in refused(
         model_io.get_architecture, "encoder", "dit"
     )
     with pytest.raises(ValueError, match="encoder 'thirds' is not registered"):

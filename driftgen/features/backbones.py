@@ -20,6 +20,7 @@ from driftgen.features.backbone_loading import (
     load_backbone,
     read_normalization,
 )
+from driftgen.features.network_input import check_images, network_input
 from driftgen.features.pyramid import at_least_float32, feature_pyramid
 from driftgen.features.resnet50_checkpoints import IMAGENET, LAYOUTS, read_resnet50, resnet50_arguments
 from driftgen.support.checked_arguments import checked
@@ -185,18 +186,9 @@ class Backbone(nn.Module):
 
     def preprocess(self, x: Tensor) -> Tensor:
         """Normalize and resize images to the network's input ``[B, 3, *size]`` in the network's dtype."""
-        if x.ndim != 4 or x.shape[1] not in (1, 3) or 0 in x.shape:
-            raise InputError(f"x has shape {list(x.shape)}, expected [B, 3, H, W] or [B, 1, H, W]")
-        if not x.is_floating_point():
-            raise InputError(f"x is {x.dtype}: convert it to floating point, scaled to -1 ... 1")
-        x = (at_least_float32(x).expand(-1, 3, -1, -1) + 1) / 2
-        # Python floats instead of buffers: no copy to the device, no rounding to the dtype of the weights.
-        channels = zip(x.unbind(1), self.mean, self.std, strict=True)
-        x = torch.stack([(channel - mean) / std for channel, mean, std in channels], dim=1)
+        check_images(x)
         size = self._target(x.shape[2], x.shape[3])
-        if size != x.shape[2:]:
-            x = F.interpolate(x, size=size, mode="bilinear", antialias=True, align_corners=False)
-        return x.to(next(self.model.parameters()).dtype)
+        return network_input(x, self.mean, self.std, size, next(self.model.parameters()).dtype)
 
     def encode(self, x: Tensor, *, every_k_block: int = 2) -> dict[str, Tensor]:
         """Return the feature maps by name, each ``[B, C_i, H_i, W_i]``.

@@ -53,11 +53,12 @@ class Encoder(Section):
     """One feature encoder φ: a registered class, and the path of its weights or its options.
 
     ``mae`` and ``convnext`` take a saved model, a run of ``driftgen pretrain`` or an artifact of the authors;
-    ``backbone`` takes a model of transformers; ``resnet50`` takes a file of weights. A class registered with
-    ``driftgen.register_encoder`` takes a saved model as ``path``, or is built from ``options``.
+    ``backbone`` takes a model of transformers; ``resnet50`` and ``efficientnet-lite0`` take a file of
+    weights. A class registered with ``driftgen.register_encoder`` takes a saved model as ``path``, or is
+    built from ``options``.
     """
 
-    # mae, convnext, backbone, resnet50, a name of driftgen.register_encoder, or auto
+    # mae, convnext, backbone, resnet50, efficientnet-lite0, a name of driftgen.register_encoder, or auto
     kind: str = "mae"
     path: Annotated[str | None, Field(validate_default=True)] = None
     # Saved models that differ from that of ``path`` in their weights only: each step uses one of them all.

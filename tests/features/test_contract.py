@@ -5,10 +5,15 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from driftgen.features import Backbone, DecodeFirst, Encoder, FeatureStack
+from driftgen.features import Backbone, DecodeFirst, EfficientNetLite, Encoder, FeatureStack
 from driftgen.tokenizers import TinyVAE
 from tests.support.autoencoders import taesd_states
-from tests.support.backbone_networks import tiny_convnext, tiny_dinov2, torchvision_state
+from tests.support.backbone_networks import (
+    efficientnet_state,
+    tiny_convnext,
+    tiny_dinov2,
+    torchvision_state,
+)
 from tests.support.helpers import fails
 from tests.support.mae_weights import small_mae
 
@@ -42,6 +47,11 @@ def resnet50(folder):
     return Backbone.resnet50(folder / "weights.pth", size=64)
 
 
+def efficientnet_lite(folder):
+    torch.save(efficientnet_state(), folder / "weights.pth")
+    return EfficientNetLite(folder / "weights.pth", size=64)
+
+
 def decode_first(folder):
     paths = [folder / "encoder.pth", folder / "decoder.pth"]
     for state, path in zip(taesd_states(), paths, strict=True):
@@ -70,6 +80,9 @@ CASES = {
     ),
     "DINOv2": Case(dinov2, (3, 48, 48), 4 * 7, {"stage2": (16, 16), "stage8_mean_4": (1, 16)}),
     "ResNet-50": Case(resnet50, (3, 32, 32), 9 * 7 + 2 * 5, {"layer1": (256, 16), "layer4_mean": (1, 128)}),
+    "EfficientNet-lite0": Case(
+        efficientnet_lite, (3, 32, 32), 3 * 7 + 5, {"stage2": (256, 6), "stage7_std_2": (1, 14)}
+    ),
     "DecodeFirst": Case(decode_first, (6, 2, 4), 1 + 3 * 7, {"conv1": (128, 8), "layer2_mean_4": (2, 16)}),
     "FeatureStack": Case(
         stack,
