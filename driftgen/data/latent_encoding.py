@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from driftgen.data.latent_shards import CHECKSUMS, DTYPES, INDEX, ShardPlan, one_line, sample_checksums
 from driftgen.errors import InputError, unknown_name
-from driftgen.support.atomic_write import atomic_write, make_folder
+from driftgen.support.atomic_write import atomic_write, make_folder, remove_scratch
 from driftgen.support.folder_lock import LockFile
 from driftgen.support.rng import derive_generator
 
@@ -107,8 +107,11 @@ def encode_images(
         if not remaining:
             record = plan.record(tokenizer.options(), data.class_names, data.shape)
             path = plan.folder / INDEX
-            with lock.locked(plan.shards, wait=True), _write_errors(path), atomic_write(path) as scratch:
-                scratch.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            with lock.locked(plan.shards, wait=True), _write_errors(path):
+                remove_scratch(plan.folder)  # of killed processes: all shards are complete, nobody writes one
+                with atomic_write(path) as scratch:
+                    text = json.dumps(record, indent=1, ensure_ascii=False)
+                    scratch.write_text(f"{text}\n", encoding="utf-8")
     return remaining
 
 

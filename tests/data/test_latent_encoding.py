@@ -75,6 +75,18 @@ def test_each_process_encodes_its_shards(tmp_path):
         assert (tmp_path / name).read_bytes() == (alone / name).read_bytes()
 
 
+def test_what_a_killed_write_left_is_removed_once_all_shards_are_complete(tmp_path):
+    """Not before: another process may still be writing."""
+    scratch = tmp_path / ".partial-0123456789abcdef"
+    scratch.mkdir()
+    (scratch / SHARDS[0]).write_bytes(b"half a shard")
+    data = Images()
+    assert encode_images(data, Identity(), tmp_path, shard_size=5, rank=0, world=2) > 0
+    assert scratch.exists()
+    assert encode_images(data, Identity(), tmp_path, shard_size=5, rank=1, world=2) == 0
+    assert not scratch.exists()
+
+
 TOGETHER = """
 import json, os, sys, time
 from tests.support.latent_images import Images
