@@ -213,10 +213,15 @@ def _entry(picture: Picture, results: Results) -> str:
     record: dict[str, Any] = results.load(picture.record)
     command = picture.command or re.sub(r" --out \S+", "", record["command"])
     hardware = f"one {record['gpu']}" if record.get("gpu") else record["hardware"]
-    evaluator = picture.evaluator or record["evaluator"]
+    evaluator = picture.evaluator or _evaluator(record["evaluator"])
     what = fill(picture.what, record)
     alt = re.sub(r"[*`]|\[([^]]*)\]\([^)]*\)", r"\1", what)
     image = f'<img src="{picture.path}" width="{picture.width}%" alt="{alt}">'
     hardware = re.sub(r"\b1 threads", "1 thread", hardware)
     made_by = f"`{command}` · {hardware} · {evaluator}"
     return f"{image}\n\n{what}<br>\n<sub>{made_by}</sub>"
+
+
+def _evaluator(entry: str | dict[str, Any]) -> str:
+    """Return an evaluator in words: records of ``driftgen eval`` describe theirs as a mapping."""
+    return entry if isinstance(entry, str) else f"{entry['encoder']}, {entry['dtype']}"
