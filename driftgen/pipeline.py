@@ -266,18 +266,19 @@ class DriftPipeline:
         ``skip`` omits the first images.
         """
         alpha = self.check(guidance=guidance, seed=seed, output=output)
-        randomness = torch.Generator().manual_seed(torch.seed() if seed is None else int(seed))
+        rng = torch.Generator()
+        rng.seed() if seed is None else rng.manual_seed(int(seed))
         for start in range(0, skip, self.batch_size):
-            self._noise(min(skip - start, self.batch_size), randomness)
+            self._noise(min(skip - start, self.batch_size), rng)
         size = padded_size(len(labels) - skip, self.batch_size)
         parts = [labels[i : i + self.batch_size] for i in range(skip, len(labels), self.batch_size)]
-        noise = self._noise(len(parts[0]), randomness) if parts else None
+        noise = self._noise(len(parts[0]), rng) if parts else None
         ahead = AHEAD.get(self.device.type, 0)
         launched: deque[HostCopy] = deque()
         for part, following in itertools.zip_longest(parts, parts[1:]):
             launched.append(self._launch(part, [alpha] * len(part), noise, size, output))
             if following:
-                noise = self._noise(len(following), randomness)  # while the GPU computes the samples
+                noise = self._noise(len(following), rng)  # while the GPU computes the samples
             if len(launched) > ahead:
                 yield self._finished(launched.popleft(), output)
         while launched:
@@ -363,8 +364,8 @@ class DriftPipeline:
 
     # In inference mode like the network call: other tensors would trigger a second compilation.
     @torch.inference_mode()
-    def _noise(self, n: int, randomness: torch.Generator) -> Any:
-        noise = self.generator.sample_noise(n, randomness)
+    def _noise(self, n: int, rng: torch.Generator) -> Any:
+        noise = self.generator.sample_noise(n, rng)
         return noise.to(self.device) if isinstance(noise, Noise) else noise
 
     @torch.inference_mode()

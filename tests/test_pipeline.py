@@ -45,6 +45,11 @@ def test_image_i_of_a_seed_is_always_the_same(pipe):
     torch.testing.assert_close(torch.cat(rest), whole[5:], rtol=0, atol=1e-5)
     first, second = (pipe(1, output="tensor") for _ in range(2))
     assert not torch.equal(first, second)  # without a seed, every call differs
+    torch.manual_seed(5)
+    pipe(1, output="tensor")
+    after = torch.rand(1)
+    torch.manual_seed(5)
+    assert torch.equal(torch.rand(1), after)  # the caller's random numbers are not touched
 
 
 def test_arguments_reach_the_network(pipe):

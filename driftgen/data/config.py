@@ -48,6 +48,16 @@ class Data(Section):
     on_device: bool | Literal["auto"] = "auto"
     memory: InMemory | None = None
 
+    @model_validator(mode="after")
+    def _latents_only_flip(self) -> Data:
+        """Reject what a latent cache, which holds each image and its mirror image, cannot do."""
+        if self.kind == "latents":
+            plain = Augment(flip=self.augment.flip)
+            for name in Augment.model_fields:
+                if getattr(self.augment, name) != getattr(plain, name):
+                    raise ValueError(f"augment.{name} does not apply to latents, which can only be flipped")
+        return self
+
     @model_validator(mode="before")
     @classmethod
     def _path_replaces_other_data(cls, values: Any) -> Any:

@@ -122,7 +122,7 @@ def open_latents(config: Data) -> LatentCache:
     """Open the cache at ``config.path`` and apply ``conditional`` and ``limit``."""
     if config.path is None:
         raise InputError("data.path is missing: set it to the folder that driftgen encode wrote")
-    cache = LatentCache(config.path)
+    cache = LatentCache(config.path, flip=config.augment.flip)
     cache.labels, cache.class_names, chosen = choose(cache.labels.numpy(), cache.class_names, config)
     cache._chosen = torch.from_numpy(chosen)
     return cache

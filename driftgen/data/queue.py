@@ -61,8 +61,9 @@ class SampleQueue:
         if not stored.isfinite().all():
             raise InputError(f"samples contains NaN or values beyond {self.bank.dtype}: remove those samples")
         self.bank[labels[remains], slots[remains]] = stored[remains]
-        self.pointer = (self.pointer + added) % self.size
-        self.count = (self.count + added).clamp(max=self.size)
+        # In place: a state_dict holds these tensors.
+        self.pointer.add_(added).remainder_(self.size)
+        self.count.add_(added).clamp_(max=self.size)
 
     @checked
     def draw(self, labels: Tensor, n: int, generator: torch.Generator | None = None) -> Tensor:

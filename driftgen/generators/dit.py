@@ -96,13 +96,10 @@ class DiTConfig:
     def _fitting(self) -> dict[str, Any]:
         """Return the options to change, with the values closest to the given ones that fit together."""
         hidden = math.ceil(self.hidden_size / 4) * 4
-        heads = [n for n in range(1, hidden // 2 + 1) if hidden % (2 * n) == 0]
         fitting = {
-            "patch_size": max(
-                n for n in range(1, min(self.patch_size, self.input_size) + 1) if self.input_size % n == 0
-            ),
+            "patch_size": max(n for n in _divisors(self.input_size) if n <= self.patch_size),
             "hidden_size": hidden,
-            "num_heads": min(heads, key=lambda n: abs(n - self.num_heads)),
+            "num_heads": min(_divisors(hidden // 2), key=lambda n: abs(n - self.num_heads)),
         }
         return {name: value for name, value in fitting.items() if value != getattr(self, name)}
 
@@ -330,6 +327,12 @@ def modulation(layer: nn.Linear, condition: Tensor, parts: int, dtype: torch.dty
     else:
         values = float32_linear(layer, condition)
     return values[:, None].chunk(parts, dim=-1)  # type: ignore[no-any-return]
+
+
+def _divisors(n: int) -> list[int]:
+    """Return the divisors of n in ascending order; sizes may be as large as an int32."""
+    small = [k for k in range(1, math.isqrt(n) + 1) if n % k == 0]
+    return sorted({*small, *(n // k for k in small)})
 
 
 def _current_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -61,11 +61,13 @@ class MLP(nn.Module):
     def sample_noise(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw ε ~ N(0, I), ``[n, noise_dim]``, for the device of the weights.
 
-        The noise is drawn on the CPU, so that a seed gives the same samples on every device.
+        The noise is drawn on the device of ``generator``, or on the CPU: a seed gives the same samples
+        wherever the weights are.
         """
         weight = next(self.parameters())
         check_draw(n, (self.noise_dim,), generator, weight.device)
-        return torch.randn(n, self.noise_dim, generator=generator).to(weight)
+        source = torch.device("cpu") if generator is None else generator.device
+        return torch.randn(n, self.noise_dim, generator=generator, device=source).to(weight)
 
     @torch.no_grad()
     def place(self, center: Tensor, spread: float, generator: torch.Generator | None = None) -> None:

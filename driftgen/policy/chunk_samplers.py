@@ -69,10 +69,13 @@ class DiffusionSampler:
     def __call__(self, network: nn.Module, noise: Tensor, observations: Mapping[str, Tensor]) -> Tensor:
         scheduler = self.scheduler
         scheduler.set_timesteps(self.calls)  # on the CPU: the scheduler reads each of them on the host
-        # The variance noise of DDPM follows from the first noise, so that a seed gives the same chunk.
-        seed = int(noise[:1].flatten()[:1].view(torch.int32).item()) & 0x7FFFFFFF
-        generator = torch.Generator(noise.device).manual_seed(seed)
-        options: dict[str, Any] = {} if self.name == "ddim" else {"generator": generator}
+        options: dict[str, Any] = {}
+        if self.name == "ddpm":
+            # The variance noise of a chunk follows from its first noise: it depends on no other chunk.
+            seeds = noise.flatten(1)[:, 0].float().contiguous().view(torch.int32).tolist()
+            options["generator"] = [
+                torch.Generator(noise.device).manual_seed(seed & 0x7FFFFFFF) for seed in seeds
+            ]
         # Images are encoded once, as in Diffusion Policy, not at every time step.
         tokens = network.encode(observations)  # type: ignore[operator]
         chunks = noise

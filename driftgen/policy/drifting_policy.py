@@ -154,6 +154,8 @@ class DriftingPolicy:
         """
         keys = [key for key in self.network.observations if key in observation]
         step = {key: as_array(key, observation[key]) for key in keys}
+        # Checked before it enters the history, which a refused observation must not change.
+        self.processor.prepare({key: value[None, None] for key, value in step.items()}, torch.device("cpu"))
         for key, value in step.items():
             if not np.isfinite(value).all():
                 raise InputError(f"{key} contains NaN or infinite values: repair the observation")

@@ -91,7 +91,7 @@ class GraphedStep(Generic[Inputs, Output]):
             return self.step(static)
 
         try:
-            graph, output = capture(compute)
+            graph, output = capture(compute, torch.cuda.Stream(self.parameters[0].device))
         except SynchronizationError as error:
             self.capturable = False
             self._clear_gradients()

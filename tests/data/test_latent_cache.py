@@ -99,6 +99,19 @@ def test_conditional_and_limit(tmp_path):
     fails(lambda: open_latents(Data(kind="latents")), "^data.path is missing: .*driftgen encode")
 
 
+def test_only_the_flip_of_the_augmentation_applies_to_latents(tmp_path):
+    encode_images(Images(30), Identity(), tmp_path, shard_size=7)
+    versions = {}
+    for flip in (False, True):
+        config = Data(kind="latents", path=str(tmp_path), augment={"flip": flip})
+        cache = open_latents(config)
+        versions[flip] = {tuple(cache.load(torch.tensor([1]), seed).flatten().tolist()) for seed in range(20)}
+    assert [len(versions[flip]) for flip in (False, True)] == [1, 2]
+    for augment in ({"rotate": 5}, {"crop": "random-resized"}, {"shift": 1, "flip": True}):
+        with pytest.raises(ValueError, match=rf"augment.{min(augment.keys() - {'flip'})} does not apply"):
+            Data(kind="latents", path=str(tmp_path), augment=augment)
+
+
 @pytest.fixture(scope="module")
 def vae(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kl")

@@ -90,6 +90,16 @@ def test_wrong_pushes_are_errors(samples, labels, message):
     assert "\n" not in str(error.value)
 
 
+def test_a_state_is_a_view_of_all_tensors():
+    """Not of some: restored later, it would mix two moments."""
+    queue = SampleQueue(2, 3, (1,))
+    state = queue.state_dict()
+    queue.push(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 0]))
+    assert all(torch.equal(state[name], value) for name, value in queue.state_dict().items())
+    assert state["count"].tolist() == [2, 0]
+    assert state["pointer"].tolist() == [2, 0]
+
+
 def test_state_loads_into_another_queue():
     queue, other = SampleQueue(4, 3, (2, 2)), SampleQueue(4, 3, (2, 2))
     push_golden(queue, 3)

@@ -192,3 +192,10 @@ def test_a_pretraining_recipe_names_the_whole_key():
 )
 def test_a_single_option_that_does_not_fit(config, options, message):
     fails(lambda: config(**options), message)
+
+
+def test_large_sizes_are_answered_at_once():
+    """A search through all sizes would take minutes."""
+    size = 2**31 - 8
+    fails(lambda: DiTConfig(hidden_size=size, num_heads=7), f"num_heads=7 must divide hidden_size={size}")
+    fails(lambda: DiTConfig(input_size=2**31 - 1, patch_size=2**30), "does not divide .*: set patch_size=1$")

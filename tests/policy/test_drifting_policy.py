@@ -120,6 +120,34 @@ def test_ddim_recovers_a_known_chunk():
     assert TRAINING_STEPS == 100
 
 
+@pytest.mark.parametrize("scheduler", ["ddim", "ddpm"])
+def test_a_chunk_of_diffusion_does_not_depend_on_those_beside_it(scheduler):
+    network = build("diffusion").network
+    policy = dg.DriftingPolicy(network, sampler=DiffusionSampler(scheduler, 4))
+    noise, states = network.sample_noise(3), np.array([[[2.0], [3.0]], [[4.0], [9.0]], [[1.0], [0.0]]])
+    together = policy.predict({STATE: states}, noise)
+    alone = policy.predict({STATE: states[1:2]}, noise[1:2])
+    np.testing.assert_allclose(together[1:2], alone, rtol=1e-4, atol=1e-2)
+    np.testing.assert_array_equal(policy.predict({STATE: states}, noise), together)
+
+
+def test_a_refused_observation_does_not_enter_the_history():
+    policy, untouched = build(), build()
+    for bad in ({}, {STATE: np.zeros(3)}, {STATE: np.array([np.nan])}, {STATE: np.array(["a"])}):
+        for start in (np.array([1.0]), None):
+            policy.reset(seed=2)
+            untouched.reset(seed=2)
+            if start is not None:
+                np.testing.assert_array_equal(
+                    policy.select_action({STATE: start}), untouched.select_action({STATE: start})
+                )
+            with pytest.raises(dg.InputError):
+                policy.select_action(bad)
+            for value in (3.0, 4.0, 5.0):
+                step = {STATE: np.array([value])}
+                np.testing.assert_array_equal(policy.select_action(step), untouched.select_action(step))
+
+
 def test_images_are_cropped_and_accepted_as_lerobot_has_them():
     processor = Processor({"observation.image": (4, 6, 3)}, {"action": STATISTICS["action"]}, (2, 4))
     images = torch.randint(256, (1, 2, 4, 6, 3), dtype=torch.uint8)
