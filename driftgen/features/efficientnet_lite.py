@@ -181,7 +181,7 @@ def _convolution(
         )
     scale = gamma / (variance + NORM_EPS).sqrt()
     folded = {"weight": weight.double() * scale[:, None, None, None], "bias": beta - mean * scale}
-    conv.load_state_dict({key: value.float() for key, value in folded.items()}, assign=True)
+    conv.load_state_dict({key: value.float().contiguous() for key, value in folded.items()}, assign=True)
     return conv
 
 
