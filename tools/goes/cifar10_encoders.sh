@@ -1,13 +1,18 @@
 #!/usr/bin/env bash
-# Go on with the CIFAR-10 model that ships, on one GPU, with a pool of encoders of two kinds.
+# Train the CIFAR-10 model that ships further, on one GPU, with other encoders.
 #
-#   tools/goes/cifar10_pool.sh DATA OUT [MINUTES]
+#   tools/goes/cifar10_encoders.sh DATA OUT [MINUTES]
 #
-# DATA holds train.npz, inception.pt and, where they exist, encoders of an earlier go; the others are trained.
-# "coarse" encoders see patches of 2x2 pixels, "fine" ones every pixel; there are two of each, which differ in
-# their seed, and each step draws one of each kind. The generator starts from the shipped weights, or those in
-# DATA/init, and ends with its schedule near MINUTES after the start. Its weights in 8 bits, their figures and
-# the encoders in 8 bits are written to OUT. STEPS, MORE and MORE_ENCODER are for trials.
+# KINDS names the encoders, "coarse fine" by default:
+#   coarse, fine  two masked autoencoders each, which differ in their seed and see patches of 2x2 pixels, or every
+#                 pixel; each step draws one of each kind. DATA may hold them from an earlier go; otherwise they
+#                 are trained first.
+#   pretrained    EfficientNet-lite0 with ImageNet weights, DATA/efficientnet-lite0.safetensors: a figure to be
+#                 labeled so.
+#
+# DATA also holds train.npz and inception.pt. The generator starts from the shipped weights, or those in DATA/init,
+# and ends with its schedule near MINUTES after the start. Its weights in 8 bits, their figures and the encoders in
+# 8 bits are written to OUT. STEPS, MORE and MORE_ENCODER are for trials.
 set -uo pipefail
 data=$1 out=$2 end=$((SECONDS + 60 * ${3:-24}))
 tree=$(cd "$(dirname "$0")/../.." && pwd)
@@ -23,17 +28,24 @@ encoder() { # NAME SEED ARGUMENT...
   run convert shards "$out/$name" "$out/$name-8bit" --dtype int8 --no-decoder >> "$out/$name.log" 2>&1
 }
 fine=(--set mae.options.patchify=1 --set mae.options.base_channels=64)
-encoder coarse-1 1 &
-encoder coarse-2 2 &
-encoder fine-1 3 "${fine[@]}" &
-encoder fine-2 4 "${fine[@]}" &
+entries=
+for kind in ${KINDS:-coarse fine}; do
+  case $kind in
+    coarse) encoder coarse-1 1 & encoder coarse-2 2 & ;;
+    fine) encoder fine-1 3 "${fine[@]}" & encoder fine-2 4 "${fine[@]}" & ;;
+  esac
+  entry="{kind: mae, path: $out/$kind-1-8bit, pool: [$out/$kind-2-8bit]}"
+  if [ "$kind" = pretrained ]; then
+    entry="{kind: efficientnet-lite0, path: $data/efficientnet-lite0.safetensors, options: {size: ${SIZE:-128}}}"
+  fi
+  entries+="${entries:+, }$entry"
+done
 (run eval stats "$data/train.npz" "$out/stats.safetensors" --encoder "$data/inception.pt" --fast > "$out/stats.log" 2>&1)
 wait
 
-pair() { echo "{kind: mae, path: $out/$1-1-8bit, pool: [$out/$1-2-8bit]}"; }
 init=cifar10
 [ -e "$data/init" ] && init=$data/init
-arguments=(cifar10 --init "$init" --set data.path="$data/train.npz" --set "encoders=[$(pair coarse), $(pair fine)]"
+arguments=(cifar10 --init "$init" --set data.path="$data/train.npz" --set "encoders=[$entries]"
   --set optim.lr=2e-3 --set optim.warmup=100 --set optim.decay_share=0.6 --set output.eval_every="${EVERY:-1500}"
   --set output.sample_guidance=1.5 --set output.eval_encoder="$data/inception.pt"
   --set output.eval_reference="$out/stats.safetensors" --set output.eval_samples=10000)
