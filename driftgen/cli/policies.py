@@ -230,7 +230,7 @@ def collect(
 ) -> None:
     """Collect demonstrations of a scripted expert in robomimic's HDF5 layout.
 
-    Needs robosuite: pip install robosuite mujoco==3.3.7
+    Needs robosuite: pip install robosuite mujoco==3.3.7 'numpy>=2'
     """
     from driftgen.policy import collect as collecting
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 
 from driftgen.errors import InputError
@@ -11,8 +12,9 @@ from driftgen.interop.packaged import find_packaged, packaged_names
 from driftgen.interop.run_models import RUN_CONFIG, choose_weights, find_run_model
 from driftgen.interop.saved_config import CONFIG, read_config
 from driftgen.support.checked_arguments import checked
+from driftgen.support.user_paths import expand_user
 
-__all__ = ["find_model", "holds_policy"]
+__all__ = ["find_model", "holds_policy", "is_missing_folder"]
 
 
 @checked
@@ -29,6 +31,8 @@ def find_model(source: str, weights: str | None = None) -> Path:
     if packaged is not None and not _is_model(folder):  # a folder of this name may hold anything else
         folder = packaged
     elif source.startswith("hf://") or not folder.exists():
+        if is_missing_folder(source):
+            raise InputError(f"{source} not found: {_neighbors(expand_user(source))}", topic="not-found")
         if not hub.is_hub_name(source):
             raise InputError(
                 f"{source} does not exist: give a folder, owner/repository, hf://name, or a model of the "
@@ -37,6 +41,29 @@ def find_model(source: str, weights: str | None = None) -> Path:
             )
         folder = hub.fetch(source)
     return (find_run_model(folder) or folder) if weights is None else choose_weights(folder, weights)
+
+
+def is_missing_folder(source: str) -> bool:
+    """Return True for a local path that does not exist: one below a folder that exists, or below runs.
+
+    It is no name on the Hub, which must not be asked for it.
+    """
+    place = expand_user(source)
+    if source.startswith("hf://") or place.exists():
+        return False
+    local = place.is_absolute() or source.startswith(("./", "../", "runs/"))
+    return local or Path(place.parts[0]).is_dir()
+
+
+def _neighbors(place: Path) -> str:
+    """Say what is there instead of a missing folder."""
+    parent = place.parent
+    names = sorted(path.name for path in parent.iterdir() if _is_model(path)) if parent.is_dir() else []
+    if not names:
+        return f"{parent} holds no run or model; make one with driftgen train or driftgen policy train"
+    near = get_close_matches(place.name, names, n=3) or names[:3]
+    more = f" and {len(names) - len(near)} more" if len(names) > len(near) else ""
+    return f"{parent} has {', '.join(near)}{more}"
 
 
 def holds_policy(source: str, weights: str | None = None) -> bool:

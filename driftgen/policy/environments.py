@@ -82,7 +82,7 @@ def _robosuite(name: str, title: str, state: int) -> SimulatedTask:
         {"state": _vector(state), "image": _CAMERAS},
         ((-1.0,) * 7, (1.0,) * 7),
         "driftgen.policy.robosuite_tasks",
-        f"robosuite {MUJOCO}",
+        f"robosuite {MUJOCO} 'numpy>=2'",  # without a bound, pip goes back to NumPy 1
     )
 
 

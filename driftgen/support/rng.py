@@ -20,7 +20,8 @@ def derive_seed(*numbers: int) -> int:
         if isinstance(number, bool) or not isinstance(number, Integral) or number < 0:
             raise InputError(f"seed={number!r} must be an integer from 0 to 2^63 - 1")
     # The count is included because SeedSequence treats (5) and (5, 0) alike.
-    return int(np.random.SeedSequence([len(numbers), *numbers]).generate_state(1, np.uint64)[0] >> 1)
+    state = np.random.SeedSequence([len(numbers), *numbers]).generate_state(1, np.uint64)
+    return int(state[0]) >> 1  # an int first: NumPy 1 does not shift a uint64 by an int
 
 
 def derive_generator(*numbers: int) -> torch.Generator:

@@ -18,10 +18,10 @@ from driftgen.features.resnet_layers import count_dead_stages
 from driftgen.features.resnet_mae import ResNetMAE
 from driftgen.features.stack import DecodeFirst, Encoder, FeatureStack
 from driftgen.generators.base import Generator, Noise
+from driftgen.interop.model_sources import is_missing_folder
 from driftgen.model_io import accepts, build_model, get_architecture, load_any
 from driftgen.policy.episodes import Episodes
 from driftgen.support.meta_init import check_network_size
-from driftgen.support.user_paths import expand_user
 from driftgen.tokenizers import Tokenizer, build_tokenizer
 from driftgen.training import config as c
 from driftgen.training.auto_encoder import pretrain_command
@@ -247,18 +247,9 @@ def check_encoder_paths(config: c.TrainConfig) -> None:
     """Raise if an encoder is a run folder that does not exist: a missing run is no name on the Hub."""
     paths = [path for entry in config.encoders if entry.kind == "mae" for path in (entry.path, *entry.pool)]
     for path in paths:
-        if path is not None and _is_missing_run(path):
+        if path is not None and is_missing_folder(path):
             command = pretrain_command(path, config.data.path, about=config.about)
             raise InputError(f"Encoder {path} not found. Train it first: {command}", topic="not-found")
-
-
-def _is_missing_run(path: str) -> bool:
-    """Return True for a local path that does not exist: one below a folder that exists, or below runs."""
-    place = expand_user(path)
-    if path.startswith("hf://") or place.exists():
-        return False
-    local = place.is_absolute() or path.startswith(("./", "../", "runs/"))
-    return local or Path(place.parts[0]).is_dir()
 
 
 def build_encoder(config: c.Encoder, where: str) -> nn.Module:

@@ -60,6 +60,7 @@ REFUSED = {
     "hf://ablation": "cannot be reached: download it on a machine with a network",
     "nobody/nothing": "nobody/nothing is neither a folder here nor in the local cache, and the Hugging Face",
     "hf://abltion": "hf://abltion is not a released model: choose from hf://latent_L_sota",
+    "runs/nope": "runs/nope not found: runs holds no run or model; make one with driftgen train",
     "no such thing": "no such thing does not exist: give a folder, owner/repository, hf://name, or a model",
 }
 

@@ -1,0 +1,31 @@
+"""Names of models that are found on this machine or not at all."""
+
+from pathlib import Path
+
+import pytest
+
+import driftgen as dg
+from driftgen.interop import hub
+from driftgen.interop.model_sources import find_model
+from driftgen.interop.packaged import find_packaged
+from tests.support.helpers import fails
+
+
+def test_a_missing_folder_is_not_looked_up_on_the_hub(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(hub, "fetch", lambda name: asked.append(name) or Path("from-hub"))
+    monkeypatch.chdir(tmp_path)
+    fails(lambda: find_model("runs/photos"), "^runs/photos not found: runs holds no run or model; make one ")
+    fails(lambda: find_model(f"{tmp_path}/photos"), "/photos not found: .* holds no run or model")
+    digits = dg.load_model(find_packaged("digits"))
+    for name in ("photos", "mae-photos", "digits-1", "digits-2", "two"):
+        dg.save_model(digits, tmp_path / "runs" / name)
+    fails(lambda: find_model("runs/photo"), "^runs/photo not found: runs has photos, mae-photos and 3 more ")
+    fails(
+        lambda: find_model("runs/x"), "^runs/x not found: runs has digits-1, digits-2, mae-photos and 2 more "
+    )
+    assert asked == []
+    assert find_model("owner/photos") == Path("from-hub")
+    with pytest.raises(dg.InputError, match="no run or model"):
+        dg.load_model("./owner/photos")
+    assert asked == ["owner/photos"]
