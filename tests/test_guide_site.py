@@ -107,7 +107,7 @@ def test_the_site_loads_nothing_from_elsewhere(site):
 
 
 def eaten_formulas(html):
-    """Tags that show a formula taken for Markdown: with attributes nobody wrote, or with a formula in italics."""
+    """Tags of a formula taken for Markdown: with attributes nobody wrote, or with a formula in italics."""
     attributes = r'(?: (?:class|id|role|hidden|style|data-md-[a-z]+|aria-[a-z]+)(?:=(?:"[^"]*"|[^\s>]+))?)*'
     text = re.sub(r"<(pre|code|script|style)\b.*?</\1>", "", html, flags=re.DOTALL)
     tags = re.findall(r"<(?:em|strong|p|li|td|h[1-6])\b[^>]*>", text)
@@ -116,9 +116,9 @@ def eaten_formulas(html):
 
 
 def test_a_formula_taken_for_markdown_is_found():
-    assert eaten_formulas('<p>MSE(φ̃<em j_τ>j(x) + Σ_τ Ṽ</em>)</p><p class="x" id=y hidden>a <em>b</em></p>') == [
-        "<em j_τ>"
-    ]
+    assert eaten_formulas(
+        '<p>MSE(φ̃<em j_τ>j(x) + Σ_τ Ṽ</em>)</p><p class="x" id=y hidden>a <em>b</em></p>'
+    ) == ["<em j_τ>"]
     assert eaten_formulas("<em>j = φ_j</em> <code><em>a_b</em></code>") == ["<em>j = φ_j</em>"]
 
 
