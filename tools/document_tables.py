@@ -328,7 +328,7 @@ def earlier_versions(results: Results) -> str:
                 run,
             ),
             fill(
-                "{steps_per_second:.1f} steps a second and {peak_bytes:.1f GiB} later, with the same recipe, ",
+                "{steps_per_second:.1f} steps a second and {peak_bytes:.1f GiB} later, by the same recipe, ",
                 small,
             )
             + "[speed-h200](speed-h200/README.md)",
