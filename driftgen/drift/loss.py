@@ -60,8 +60,8 @@ class DriftingLoss(nn.Module):
 
     Here ``φ̃_j = φ_j / S_j``, where ``S_j √D`` is the mean distance between generated and all samples, and
     ``Ṽ_{j,τ} = V_{j,τ} / λ_{j,τ}``, where λ² is the mean of ``‖V‖²/D``. Both means run over the whole
-    feature: all groups, all vectors, all processes. With ``normalize_features=False, normalize_drift=False`` and one
-    temperature this is Algorithm 1, whose value is the mean of ``‖V‖²/D``.
+    feature: all groups, all vectors, all processes. With ``normalize_features=False,
+    normalize_drift=False`` and one temperature this is Algorithm 1, whose value is the mean of ``‖V‖²/D``.
 
     On a GPU, fused kernels compute the loss. If they do not support a call, it runs in plain PyTorch, and a
     warning gives the reason once.
