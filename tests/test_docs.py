@@ -230,6 +230,17 @@ def test_figures_of_the_text_on_performance_come_from_results():
     assert_figures("docs/performance.md", *figures)
 
 
+def test_figures_of_the_text_on_cifar10_come_from_results():
+    muon_fast, adamw, two = (
+        load(f"cifar10/experiments/{name}.json") for name in ("muon-fast", "adamw", "two-encoders")
+    )
+    rates = (f"{run['samples_per_second']:,.0f}" for run in (muon_fast, adamw, two))
+    assert_figures("results/cifar10/experiments.md", *rates)
+    curve = [point["ema"]["0.999"]["FID"] for point in two["curve"]]
+    assert_figures("results/cifar10/README.md", f"{min(curve):.1f}", f"{curve[-1]:.1f}")
+    assert_figures("docs/index.md", f"{muon_fast['seconds'] / 3600:.2f} hours")
+
+
 def test_figures_of_the_text_on_the_h200_come_from_its_results():
     """Figures beside the tables, which ``make tables`` writes."""
     figures = []

@@ -106,6 +106,28 @@ def test_the_site_loads_nothing_from_elsewhere(site):
     assert not any(place.startswith("source/") for place in places)
 
 
+def eaten_formulas(html):
+    """Tags of a formula taken for Markdown: with attributes nobody wrote, or with a formula in italics."""
+    attributes = r'(?: (?:class|id|role|hidden|style|data-md-[a-z]+|aria-[a-z]+)(?:=(?:"[^"]*"|[^\s>]+))?)*'
+    text = re.sub(r"<(pre|code|script|style)\b.*?</\1>", "", html, flags=re.DOTALL)
+    tags = re.findall(r"<(?:em|strong|p|li|td|h[1-6])\b[^>]*>", text)
+    odd = [tag for tag in tags if not re.fullmatch(rf"<\w+{attributes}\s*/?>", tag)]
+    return odd + re.findall(r"<em>[^<]*[=_√ΣφτλṼ][^<]*</em>", text)
+
+
+def test_a_formula_taken_for_markdown_is_found():
+    assert eaten_formulas(
+        '<p>MSE(φ̃<em j_τ>j(x) + Σ_τ Ṽ</em>)</p><p class="x" id=y hidden>a <em>b</em></p>'
+    ) == ["<em j_τ>"]
+    assert eaten_formulas("<em>j = φ_j</em> <code><em>a_b</em></code>") == ["<em>j = φ_j</em>"]
+
+
+@pytest.mark.slow
+def test_formulas_are_no_markdown(site):
+    for page in site.rglob("*.html"):
+        assert not eaten_formulas(page.read_text(encoding="utf-8")), page
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(chromium_path() is None, reason="no Chromium")
 def test_search_in_pages_opened_as_files(site):

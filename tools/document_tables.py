@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tools.cifar10_tables import best_row
-from tools.policy_tables import headline
+from tools.policy_tables import headline, shipped_policy
 from tools.records import Results, fill, markdown, select
 from tools.small_set_tables import best_row as small_set_row
 
@@ -39,8 +39,7 @@ def readme(results: Results) -> str:
     balanced, *broken = results.load("toy-antisymmetry/generator/metrics.json")["runs"].values()
     step, whole = results.row("speed-h200/step.json"), results.row("speed-h200/step64.json")
     sampled = select(results.load("speed-h200/sampling.json")["rows"], preset="B/2", mode="graph", batch=256)
-    loss = results.load("loss-cpu/base8.json")["rows"]
-    literal = loss["plain, one call per feature and temperature"]["seconds"]
+    loss = results.row("speed-cpu/loss.json")
     rows = [
         (
             "8×8 digits in one network call, trained by `make demo` on 2 CPU cores; "
@@ -67,14 +66,19 @@ def readme(results: Results) -> str:
             ),
         ),
         (
-            "PushT in one network call per chunk, Diffusion Policy's 50 seeds: the policy that ships (U-Net, "
-            "8 bits); a U-Net from images, 10 checkpoints; four trainings on a CPU (lowest to highest) "
-            "(**the paper's numbers**: drifting 0.86 from states and images, Diffusion Policy 0.91 and 0.84)",
+            "PushT in one network call per chunk, the policy that ships (U-Net, 8 bits), 50 episodes on each "
+            "of three sets of seeds",
+            shipped_policy(results),
+        ),
+        (
+            "PushT on the same fresh seeds: a U-Net from images, 10 checkpoints; an MLP, four "
+            "trainings on a CPU (lowest to highest). **The paper's numbers**, on Diffusion Policy's seeds: "
+            "drifting 0.86 from states and images, Diffusion Policy 0.91 and 0.84",
             headline(results),
         ),
         (
             "a bimodal target, from three initial distributions: "
-            "share of the weaker mode, relative to its due",
+            "share of the weaker mode, relative to its share in the data",
             fill("points {points:.2f}, generator {generator:.2f}", share),
         ),
         (
@@ -107,7 +111,7 @@ def readme(results: Results) -> str:
         ),
         (
             "loss with 86 features, against a literal implementation in the same run (2 CPU threads)",
-            f"{literal / loss['driftgen.DriftingLoss']['seconds']:.1f}x as fast",
+            fill("{references[plain][ratio]:.1f}x as fast", loss),
         ),
         ("ImageNet 256×256, latent L/2: **the paper's number**, not measured here", "FID 1.54"),
     ]
@@ -119,6 +123,8 @@ def performance(results: Results) -> str:
     step, largest = results.row("speed-h200/step.json"), results.row("speed-h200/loss.json")
     exact, previous = results.load("speed-h200/step64.json")["rows"]
     small, pretrain = results.row("speed-h200/cifar10.json"), results.row("speed-h200/pretrain.json")
+    today, mae = (results.load(f"cifar10/experiments/{name}.json") for name in ("two-encoders", "encoder-2"))
+    today_batch = today["config"]["batch"]["classes"] * today["config"]["batch"]["generated"]
     sampled = results.load("speed-h200/sampling.json")["rows"]
     graph, fp8 = (select(sampled, preset="B/2", mode=mode, batch=256) for mode in ("graph", "fp8"))
 
@@ -145,17 +151,37 @@ def performance(results: Results) -> str:
             "does not fit",
         ),
         (
-            fill("step of the recipe `cifar10`, {steps_per_second:.1f} steps per second ", small)
+            fill("step of an earlier `cifar10`, {steps_per_second:.1f} steps per second ", small)
             + source("cifar10"),
             f"{1 / small['steps_per_second']:.3f} s",
             fill("{peak_bytes:.1f GiB}", small),
             "",
         ),
         (
-            fill("step of the recipe `mae-cifar10`, {samples_per_second:,.0f} samples per second ", pretrain)
+            fill("training of today's `cifar10`, {samples_per_second:,.0f} samples per second ", today)
+            + "([two-encoders](../results/cifar10/experiments/two-encoders.json))",
+            f"{today_batch / today['samples_per_second']:.3f} s",
+            "",
+            "",
+        ),
+        (
+            fill(
+                "step of an earlier `mae-cifar10`, {samples_per_second:,.0f} samples per second ",
+                pretrain,
+            )
             + source("pretrain"),
             fill("{queued_seconds:.3f s}", pretrain),
             fill("{peak_bytes:.1f GiB}", pretrain),
+            "",
+        ),
+        (
+            fill(
+                "training of today's `mae-cifar10`, {samples_per_second:,.0f} samples per second ",
+                mae,
+            )
+            + "([encoder-2](../results/cifar10/experiments/encoder-2.json))",
+            f"{mae['config']['batch_size'] / mae['samples_per_second']:.3f} s",
+            "",
             "",
         ),
         (
@@ -301,7 +327,10 @@ def earlier_versions(results: Results) -> str:
                 "{encoder[steps_per_second]:.1f} steps of 512 images for its encoder",
                 run,
             ),
-            fill("{steps_per_second:.1f} steps a second and {peak_bytes:.1f GiB} now, ", small)
+            fill(
+                "{steps_per_second:.1f} steps a second and {peak_bytes:.1f GiB} later, by the same recipe, ",
+                small,
+            )
             + "[speed-h200](speed-h200/README.md)",
         ),
         (

@@ -23,6 +23,7 @@ class Picture:
         width: percent of the page.
         command: command, where the record has none or several.
         evaluator: evaluator, where the record has none.
+        hardware: hardware, where the record has that of another command.
     """
 
     path: str
@@ -31,6 +32,7 @@ class Picture:
     width: int = 100
     command: str | None = None
     evaluator: str | None = None
+    hardware: str | None = None
 
 
 PICTURES = (
@@ -42,6 +44,7 @@ PICTURES = (
         width=50,
         command="driftgen demo",
         evaluator="the samples themselves; FID on its page",
+        hardware="one NVIDIA H200 for the training, a CPU for this sheet",
     ),
     Picture(
         "small-sets/fashion-mnist/samples.png",
@@ -49,7 +52,7 @@ PICTURES = (
         "[training](small-sets/README.md).",
         "small-sets/fashion-mnist/evaluation.json",
         width=50,
-        command="driftgen train fashion-mnist",
+        command="driftgen train fashion-mnist --set optim.steps=3840",
     ),
     Picture(
         "small-sets/tiny-imagenet/samples.png",
@@ -75,7 +78,7 @@ PICTURES = (
     Picture(
         "toy-generator/checkerboard/evolution.png",
         "**The same with a checkerboard**, whose eight squares must get equal shares: "
-        "the weakest gets {least_mode_share:.2f} of its due.",
+        "the weakest gets {least_mode_share:.2f} of its share in the data.",
         "toy-generator/checkerboard/metrics.json",
     ),
     Picture(
@@ -92,7 +95,7 @@ PICTURES = (
     *(
         Picture(
             f"toy-bimodal/{kind}-{init}/evolution.png",
-            f"**{who}** {start}: the weaker mode gets {{least_mode_share:.2f}} of its due.",
+            f"**{who}** {start}: the weaker mode gets {{least_mode_share:.2f}} of its share in the data.",
             f"toy-bimodal/{kind}-{init}/metrics.json",
         )
         for kind, who in (("points", "Points"), ("generator", "A generator"))
@@ -145,7 +148,7 @@ PICTURES = (
     Picture(
         "policy/pusht/stills.png",
         "**PushT in one network call per chunk**: the best and the worst of 50 episodes of "
-        "[the policy that ships](policy/README.md#pusht). Its mean score is {mean:.2f}.",
+        "[the policy that ships](policy/README.md#pusht). Its mean score on them is {mean:.2f}.",
         "policy/pusht/first/unet-8-bits.json",
     ),
     Picture(
@@ -212,7 +215,8 @@ def _entry(picture: Picture, results: Results) -> str:
         raise InputError(f"results/{picture.path} does not exist: remove it from tools/gallery.py")
     record: dict[str, Any] = results.load(picture.record)
     command = picture.command or re.sub(r" --out \S+", "", record["command"])
-    hardware = f"one {record['gpu']}" if record.get("gpu") else record["hardware"]
+    measured_on = f"one {record['gpu']}" if record.get("gpu") else record["hardware"]
+    hardware = picture.hardware or measured_on
     evaluator = picture.evaluator or _evaluator(record["evaluator"])
     what = fill(picture.what, record)
     alt = re.sub(r"[*`]|\[([^]]*)\]\([^)]*\)", r"\1", what)

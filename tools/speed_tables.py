@@ -102,7 +102,7 @@ def cifar10(results: Results) -> str:
             "[CUDA graph, real samples loaded ahead](cifar10-third.json)",
             *cells(results.load(f"{FOLDER}/cifar10-third.json")),
         ),
-        _bold(("[now](cifar10.json)", *cells(results.row(f"{FOLDER}/cifar10.json")))),
+        _bold(("[later](cifar10.json)", *cells(results.row(f"{FOLDER}/cifar10.json")))),
     ]
     return markdown(("", "steps per second", "peak"), rows)
 

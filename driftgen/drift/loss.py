@@ -56,12 +56,12 @@ class LossOutput:
 
 
 class DriftingLoss(nn.Module):
-    """The drifting loss L = Σ_j MSE(φ̃_j(x) − sg(φ̃_j(x) + Σ_τ Ṽ_{j,τ})) (Eq. "mse_loss_j").
+    """The drifting loss ``L = Σ_j MSE(φ̃_j(x) − sg(φ̃_j(x) + Σ_τ Ṽ_{j,τ}))`` (Eq. "mse_loss_j").
 
-    φ̃_j = φ_j / S_j, where S_j √D is the mean distance between generated and all samples. Ṽ_{j,τ} = V_{j,τ} /
-    λ_{j,τ}, where λ² is the mean of ‖V‖²/D. Both means run over the whole feature: all groups, all vectors,
-    all processes. With ``normalize_features=False, normalize_drift=False`` and one temperature this is
-    Algorithm 1, whose value is the mean of ‖V‖²/D.
+    Here ``φ̃_j = φ_j / S_j``, where ``S_j √D`` is the mean distance between generated and all samples, and
+    ``Ṽ_{j,τ} = V_{j,τ} / λ_{j,τ}``, where λ² is the mean of ``‖V‖²/D``. Both means run over the whole
+    feature: all groups, all vectors, all processes. With ``normalize_features=False,
+    normalize_drift=False`` and one temperature this is Algorithm 1, whose value is the mean of ``‖V‖²/D``.
 
     On a GPU, fused kernels compute the loss. If they do not support a call, it runs in plain PyTorch, and a
     warning gives the reason once.
