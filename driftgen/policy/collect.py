@@ -171,7 +171,7 @@ def _attempt(parts: Path, task: str, images: bool, seed: int) -> Path:
         failure.touch(exist_ok=False)
         return failure
     with atomic_write(success) as scratch:
-        np.savez(scratch, allow_pickle=False, **arrays)
+        np.savez(scratch, **arrays)
     return success
 
 
