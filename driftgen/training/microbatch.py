@@ -46,9 +46,15 @@ class MicroBatchedStep:
         if self.mode == "exact":
             return self._exact(inputs)
         groups = len(inputs.positives) * self.step.world_size
-        scale, drift = self.previous or self._measure_statistics(inputs, groups)
-        output = self._with_statistics(inputs, Statistics(scale, drift, groups))
-        self.previous = torch.stack(list(output.scale.values())), torch.stack(list(output.drift.values()))
+        first, old = self.previous is None, self.previous or self._measure_statistics(inputs, groups)
+        output = self._with_statistics(inputs, Statistics(*old, groups))
+        new = torch.stack(list(output.scale.values())), torch.stack(list(output.drift.values()))
+        # The step of a batch that is not finite is skipped, on a GPU without telling the host. Its statistics
+        # must not reach the next step.
+        scale, drift = (torch.where(n.isfinite(), n, o) for n, o in zip(new, old, strict=True))
+        # The host waits for the statistics of the first step only.
+        if not first or (scale.isfinite().all() and drift.isfinite().all()):
+            self.previous = scale, drift
         return output
 
     def state_dict(self) -> dict[str, Tensor]:

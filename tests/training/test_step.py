@@ -1,12 +1,19 @@
 """A training step against the release's own, and in parts against itself."""
 
+import dataclasses
+
 import pytest
 import torch
+from torch import nn
 
+import driftgen as dg
 from driftgen.interop.dit_names import official_dit_names
 from driftgen.training.config import Optimizer
 from driftgen.training.ema import EMA
+from driftgen.training.microbatch import MicroBatchedStep
 from driftgen.training.optimizer import clip, learning_rate, make_optimizer
+from driftgen.training.step import DriftStep, flatten_samples
+from driftgen.training.step_inputs import StepInputs
 from tests.support.accuracy import error
 from tests.support.cases import slow_after
 from tests.support.golden_steps import (
@@ -157,6 +164,57 @@ def test_previous_parts_use_the_statistics_of_the_step_before():
     exact = step(small_step_inputs(net, seed=1))
     assert 1e-3 < error(other, gradients(net)) < 0.5
     assert sum(d.sum() for d in out.drift.values()) != sum(d.sum() for d in exact.drift.values())
+
+
+class Points(nn.Module):
+    """A generator of points that drops some of its hidden units."""
+
+    def __init__(self, dropout=0.5):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 3))
+
+    def forward(self, noise, labels):
+        return self.layers(noise) + labels[:, None]
+
+
+def points(micro=3, mode="exact", device="cpu", **options):
+    torch.manual_seed(0)
+    net = Points(**options).to(device)
+    step = DriftStep(net, flatten_samples, dg.DriftingLoss(), generated=4)
+    return net, step if micro == 1 else MicroBatchedStep(step, micro, mode)
+
+
+def points_inputs(seed=0, device="cpu"):
+    r = torch.Generator().manual_seed(seed)
+    noise, real = torch.randn(24, 4, generator=r), torch.randn(6, 5, 3, generator=r)
+    return StepInputs(noise.to(device), (torch.arange(6, device=device),), real.to(device))
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_bad_step_leaves_the_statistics_of_the_step_before(bad, monkeypatch):
+    """A GPU raises nothing: NaN of a step must not normalize the next one."""
+    compare, broken = DriftStep.compare, False
+
+    def compare_as_on_a_gpu(self, *args):
+        if not broken:
+            return compare(self, *args)
+        out = compare(self, *args[:4])
+        drift, scale = ({k: v * torch.nan for k, v in d.items()} for d in (out.drift, out.scale))
+        return dataclasses.replace(out, loss=out.loss * torch.nan, drift=drift, scale=scale)
+
+    monkeypatch.setattr(DriftStep, "compare", compare_as_on_a_gpu)
+    results = []
+    for skipped in ([], [bad]):
+        net, step = points(mode="previous", dropout=0.0)
+        for seed in range(3):
+            if seed == bad and not skipped:
+                continue
+            broken = seed in skipped
+            net.zero_grad()
+            assert step(points_inputs(seed)).loss.isfinite() == (not broken)
+        results.append(gradients(net))
+        assert all(tensor.isfinite().all() for tensor in step.state_dict().values())
+    assert torch.equal(*results)
 
 
 def test_parts_hold_fewer_activations():
