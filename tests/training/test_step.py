@@ -4,7 +4,9 @@ import dataclasses
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import driftgen as dg
 from driftgen.interop.dit_names import official_dit_names
@@ -14,8 +16,10 @@ from driftgen.training.microbatch import MicroBatchedStep
 from driftgen.training.optimizer import clip, learning_rate, make_optimizer
 from driftgen.training.step import DriftStep, flatten_samples
 from driftgen.training.step_inputs import StepInputs
+from driftgen.training.update import Update
 from tests.support.accuracy import error
 from tests.support.cases import slow_after
+from tests.support.fork_server import run_ranks
 from tests.support.golden_steps import (
     CASE,
     GOLDEN,
@@ -215,6 +219,47 @@ def test_a_bad_step_leaves_the_statistics_of_the_step_before(bad, monkeypatch):
         results.append(gradients(net))
         assert all(tensor.isfinite().all() for tensor in step.state_dict().values())
     assert torch.equal(*results)
+
+
+class OneBadStep:
+    """Three steps on two processes; one process has a NaN in its last part of the second step."""
+
+    def __init__(self, rank, bad, group):
+        torch.manual_seed(0)
+        self.rank, self.bad, self.model = rank, bad, DistributedDataParallel(Points(dropout=0.0))
+        step = DriftStep(self.model, flatten_samples, dg.DriftingLoss(process_group=group), generated=4)
+        self.compute = MicroBatchedStep(step, 3, "previous")
+
+    def compute_gradient(self, step):
+        inputs = points_inputs(10 * step + self.rank)
+        if step == self.bad and self.rank == 1:
+            inputs.positives[-1] = torch.nan
+        return self.compute(inputs).loss
+
+
+def train_with_a_bad_step(rank, folder):
+    for bad in (0, 1):
+        task = OneBadStep(rank, bad, dist.group.WORLD)
+        update = Update(task, Optimizer(lr=1e-2, warmup=0, steps=3), EMA(task.model, [0.9]))
+        assert [update(step)[0] is None for step in range(3)] == [step == bad for step in range(3)]
+        torch.save(task.model.state_dict(), f"{folder}/{bad}-{rank}.pt")
+
+
+@pytest.mark.distributed
+def test_processes_skip_a_bad_step_together(tmp_path):
+    code = f"""
+import sys
+import torch.distributed as dist
+from {__name__} import train_with_a_bad_step
+dist.init_process_group("gloo")
+train_with_a_bad_step(dist.get_rank(), sys.argv[1])
+dist.destroy_process_group()
+"""
+    run_ranks(["-c", code, str(tmp_path)])
+    for bad in (0, 1):
+        first, second = (torch.load(tmp_path / f"{bad}-{rank}.pt", weights_only=True) for rank in range(2))
+        assert all(torch.equal(first[name], second[name]) for name in first)
+        assert all(value.isfinite().all() for value in first.values())
 
 
 def test_parts_hold_fewer_activations():
