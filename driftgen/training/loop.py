@@ -338,7 +338,9 @@ class Loop:
         self.view.info(f"resumed after step {self.step}{more}")
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        restore_tensors(checkpoint, self.task, self.ema, self.update, self.distributed.device)
+        notes = restore_tensors(checkpoint, self.task, self.ema, self.update, self.distributed.device)
+        for note in notes:
+            self.view.info(note)
         self.step, self.skipped = checkpoint.step, int(checkpoint.record["skipped"])
         self.spent = float(checkpoint.record["seconds"])
         self.update.norms = list(checkpoint.record["norms"])

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from driftgen.training.checkpoint import Checkpoint
 from driftgen.training.ema import EMA, unwrapped
+from driftgen.training.optimizer import state_names
 from driftgen.training.sharding import copy_like, shard_like
 from driftgen.training.task import Task
 from driftgen.training.update import Update
@@ -35,8 +36,11 @@ def state_tensors(task: Task, ema: EMA, update: Update, device: torch.device) ->
 
 def restore_tensors(
     checkpoint: Checkpoint, task: Task, ema: EMA, update: Update, device: torch.device
-) -> None:
-    """Restore the tensors of :func:`state_tensors`, sharded where the model is."""
+) -> list[str]:
+    """Restore the tensors of :func:`state_tensors`, sharded where the model is; return notes.
+
+    Parameters that another optimizer has updated, before ``optim.kind`` was changed, start without state.
+    """
     parts: dict[str, dict[str, Tensor]] = {part: {} for part in PARTS}
     for name, tensor in checkpoint.tensors.items():
         part, rest = name.split("/", 1)
@@ -46,12 +50,22 @@ def restore_tensors(
         holder.load_state_dict({k: shard_like(v, own.get(k)) for k, v in parts[part].items()})
     task.load_state_dict(parts["task"])
     state: dict[int, dict[str, Tensor]] = {}
+    parameters = update.parameters
     for name, tensor in parts["optimizer"].items():
         index, key = name.split("/", 1)
-        parameter = None if key == "step" else update.parameters[int(index)]
+        parameter = None if key == "step" else parameters[int(index)]
         state.setdefault(int(index), {})[key] = shard_like(copy_like(tensor, parameter), parameter)
+    others = [i for i, held in state.items() if held.keys() != state_names(update.optimizer, parameters[i])]
+    for index in others:
+        del state[index]
     groups = update.optimizer.state_dict()["param_groups"]
     update.optimizer.load_state_dict({"state": state, "param_groups": groups})
     torch.set_rng_state(parts["random"]["cpu"].clone())
     if device.type == "cuda" and "cuda" in parts["random"]:
         torch.cuda.set_rng_state(parts["random"]["cuda"].clone(), device)
+    if not others:
+        return []
+    return [
+        f"{len(others)} of {len(parameters)} parameters were updated by another optimizer in "
+        f"{checkpoint.path.name} (optim.kind): their moments start at zero"
+    ]
