@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from driftgen.drift.loss import LossOutput, Statistics
+from driftgen.support.rng import RNGState
 from driftgen.training.step import DriftStep
 from driftgen.training.step_inputs import Features, StepInputs, StepOutput
 
@@ -25,9 +26,10 @@ class MicroBatchedStep:
     """A :class:`DriftStep` whose conditions are split into micro-batches.
 
     - ``"exact"``: generate and encode all samples once without gradient, compute the loss of the whole step
-      and its gradient with respect to each feature, then generate each micro-batch again with gradient and
-      propagate its feature gradients. Equal to the undivided step up to rounding. Costs one more forward
-      pass of the generated samples, and holds the features (not the activations) of the whole step.
+      and its gradient with respect to each feature, then generate each micro-batch again with gradient, from
+      the same RNG state, and propagate its feature gradients. Equal to the undivided step up to rounding.
+      Costs one more forward pass of the generated samples, and holds the features (not the activations) of
+      the whole step.
     - ``"previous"``: normalize each micro-batch by the scales and drift norms of the previous step. One pass,
       no feature buffer. The first step measures its own statistics in two additional passes, so it is exact.
 
@@ -70,8 +72,10 @@ class MicroBatchedStep:
         step, total = self.step, len(inputs.positives)
         unwrapped = getattr(step.generator, "module", step.generator)
         generated, positives, unconditional = FeatureBuffer(), FeatureBuffer(), FeatureBuffer()
+        device, states = inputs.positives.device, []  # RNG states, for dropout: one for each micro-batch
         with torch.no_grad():
             for part, rows in self._split(inputs):
+                states.append(RNGState.save(device))
                 generated.put(step.generate(part, unwrapped), rows, total)
                 for buffer, features in zip((positives, unconditional), step.encode_real(part), strict=True):
                     buffer.put(features, rows, total)
@@ -80,17 +84,22 @@ class MicroBatchedStep:
         (out.loss * step.world_size).backward()
         output = StepOutput.from_loss(out, leaves, positives.tensors)
         del positives, unconditional
-        for part, rows in self._split(inputs):
+        last = RNGState.save(device)
+        for (part, rows), state in zip(self._split(inputs), states, strict=True):
+            state.restore(device)
             with self._synchronize(rows.stop == total):
                 features = step.generate(part, step.generator)
                 gradients = [cast(Tensor, leaves[name].grad)[rows] for name in features]
                 torch.autograd.backward(list(features.values()), gradients)
+        last.restore(device)
         return output
 
     @torch.no_grad()
     def _measure_statistics(self, inputs: StepInputs, groups: int) -> tuple[Tensor, Tensor]:
         """Return scale and drift norms of the whole step: one pass for the scale, one for the drift."""
-        scale = drift = torch.ones((), device=inputs.positives.device)
+        device = inputs.positives.device
+        scale = drift = torch.ones((), device=device)
+        state = RNGState.save(device)
         unwrapped = getattr(self.step.generator, "module", self.step.generator)
         for _ in range(2):
             sums = _Sums()
@@ -99,6 +108,7 @@ class MicroBatchedStep:
                 out = self.step.compare(part, *features, Statistics(scale, drift, groups))
                 sums.add(out, self._pair_weight(part))
             _, scale, drift = self._reduce(sums)
+            state.restore(device)  # dropout is the same in every pass
         return scale, drift
 
     def _with_statistics(self, inputs: StepInputs, statistics: Statistics) -> StepOutput:

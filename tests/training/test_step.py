@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import driftgen as dg
 from driftgen.interop.dit_names import official_dit_names
+from driftgen.support.rng import RNGState
 from driftgen.training.config import Optimizer
 from driftgen.training.ema import EMA
 from driftgen.training.microbatch import MicroBatchedStep
@@ -219,6 +220,26 @@ def test_a_bad_step_leaves_the_statistics_of_the_step_before(bad, monkeypatch):
         results.append(gradients(net))
         assert all(tensor.isfinite().all() for tensor in step.state_dict().values())
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("mode", ["exact", "previous"])
+def test_all_passes_drop_the_same_units(mode, device):
+    net, step = points(mode=mode, device=device)
+    inputs = points_inputs(device=device)
+    torch.manual_seed(7)
+    out = step(inputs)
+    after = RNGState.save(torch.device(device))
+    net_of_whole, whole = points(micro=1, device=device)
+    torch.manual_seed(7)
+    samples = [whole.generate(part, net_of_whole)["global"] for part, _ in step._split(inputs)]
+    assert not torch.equal(samples[0], samples[1])
+    expected = whole.compare(inputs, {"global": torch.cat(samples)}, *whole.encode_real(inputs))
+    expected.loss.backward()
+    torch.testing.assert_close(out.loss, expected.loss.detach())
+    torch.testing.assert_close(gradients(net), gradients(net_of_whole))
+    for found, wanted in zip(after, RNGState.save(torch.device(device)), strict=True):
+        assert wanted is None or torch.equal(found, wanted)
 
 
 class OneBadStep:
