@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from driftgen.drift.field import pairwise_distance
 from driftgen.generators.policy_network import PolicyNetwork, Statistics
 from driftgen.interop.run_models import LIVE
 from driftgen.model_io import RUN_MODEL, save_model
@@ -232,7 +233,7 @@ def chunk_scores(chunks: Tensor, actions: Tensor) -> dict[str, float]:
     """
     x, a = chunks.flatten(2).float(), actions.flatten(1).float()[:, None]
     size, each = x.shape[2] ** 0.5, x.shape[1]
-    error, own = torch.cdist(x, a), torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
+    error, own = pairwise_distance(x, a), pairwise_distance(x, x)
     spread = own.sum((1, 2)).mean() / max(each * (each - 1), 1)
     values = torch.stack([error.square().mean().sqrt(), spread, error.mean() - spread / 2]) / size
     return dict(zip(("chunk_error", "chunk_spread", "energy_score"), values.tolist(), strict=True))

@@ -293,6 +293,15 @@ def test_scores_are_their_closed_forms():
     assert chunk_scores(actions[:, None].expand(1, 4, 2, 2), actions)["energy_score"] == 0
 
 
+def test_distances_far_from_zero():
+    random = torch.Generator().manual_seed(0)
+    points = (torch.randn(40, 2, generator=random) * 64).round() / 64
+    assert torch.equal(nearest_windows(points + 2.0**14, 3), nearest_windows(points, 3))
+    chunks, actions = points.view(1, 40, 1, 2), points[None, :1]
+    near, far = (chunk_scores(chunks + t, actions + t) for t in (0, 2.0**14))
+    assert far == pytest.approx(near, rel=1e-5)
+
+
 def test_recipes_of_policies():
     names = [r.name for r in recipe_names() if r.task == "policy"]
     trained = ["lift-state", "lift-state-cpu", "pusht-image", "pusht-state", "pusht-state-cpu"]
