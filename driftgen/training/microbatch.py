@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from driftgen.drift.loss import LossOutput, Statistics
@@ -17,7 +17,7 @@ from driftgen.support.rng import RNGState
 from driftgen.training.step import DriftStep
 from driftgen.training.step_inputs import Features, StepInputs, StepOutput
 
-__all__ = ["MicroBatchedStep"]
+__all__ = ["MicroBatchedStep", "reduce_gradients"]
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ class MicroBatchedStep:
         last = RNGState.save(device)
         for (part, rows), state in zip(self._split(inputs), states, strict=True):
             state.restore(device)
-            with self._synchronize(rows.stop == total):
+            with reduce_gradients(step.generator, when=rows.stop == total):
                 features = step.generate(part, step.generator)
                 gradients = [cast(Tensor, leaves[name].grad)[rows] for name in features]
                 torch.autograd.backward(list(features.values()), gradients)
@@ -114,7 +114,7 @@ class MicroBatchedStep:
     def _with_statistics(self, inputs: StepInputs, statistics: Statistics) -> StepOutput:
         step, total, sums = self.step, len(inputs.positives), _Sums()
         for part, rows in self._split(inputs):
-            with self._synchronize(rows.stop == total):
+            with reduce_gradients(step.generator, when=rows.stop == total):
                 generated = step.generate(part, step.generator)
                 positives, unconditional = step.encode_real(part)
                 out = step.compare(part, generated, positives, unconditional, statistics)
@@ -154,13 +154,14 @@ class MicroBatchedStep:
             part = _take(inputs._replace(noise=None), rows)
             yield part._replace(noise=_take(inputs.noise, samples)), rows
 
-    def _synchronize(self, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Reduce gradients over processes only in the last micro-batch.
 
-        FSDP has no ``no_sync``: it reduces in each micro-batch, so that no process holds whole gradients.
-        """
-        no_sync = getattr(self.step.generator, "no_sync", None)
-        return contextlib.nullcontext() if last or no_sync is None else no_sync()
+def reduce_gradients(network: nn.Module, *, when: bool) -> contextlib.AbstractContextManager[Any]:
+    """Let DDP reduce gradients over processes in the last micro-batch only: pass ``when=False`` for the others.
+
+    FSDP has no ``no_sync``: it reduces in each micro-batch, so that no process holds whole gradients.
+    """
+    no_sync = getattr(network, "no_sync", None)
+    return contextlib.nullcontext() if when or no_sync is None else no_sync()
 
 
 def _take(tree: T, rows: slice) -> T:
