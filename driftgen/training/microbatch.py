@@ -156,7 +156,7 @@ class MicroBatchedStep:
 
 
 def reduce_gradients(network: nn.Module, *, when: bool) -> contextlib.AbstractContextManager[Any]:
-    """Let DDP reduce gradients over processes in the last micro-batch only: pass ``when=False`` for the others.
+    """Let DDP reduce gradients over processes in the last micro-batch only: ``when=False`` in the others.
 
     FSDP has no ``no_sync``: it reduces in each micro-batch, so that no process holds whole gradients.
     """
