@@ -56,8 +56,8 @@ def restore_tensors(
         parameter = None if key == "step" else parameters[int(index)]
         state.setdefault(int(index), {})[key] = shard_like(copy_like(tensor, parameter), parameter)
     others = [i for i, held in state.items() if held.keys() != state_names(update.optimizer, parameters[i])]
-    for index in others:
-        del state[index]
+    for other in others:
+        del state[other]
     groups = update.optimizer.state_dict()["param_groups"]
     update.optimizer.load_state_dict({"state": state, "param_groups": groups})
     torch.set_rng_state(parts["random"]["cpu"].clone())
