@@ -108,7 +108,8 @@ def train(
         generator: a network of your own with the methods of :class:`~driftgen.generators.Generator`. It is
             trained in place.
         encoders: a list of encoders of your own, each a module with ``features(x)`` or a pair (module,
-            switches), or paths of saved encoders. Modules are frozen in place.
+            switches), or paths of saved encoders. Modules are frozen in place. If two of them have a feature
+            of the same name, features are named ``encoder0/NAME``, ``encoder1/NAME``.
         init: initial weights of the generator, from any model that :func:`load_model` loads. Not used if
             ``out`` has a checkpoint.
         state: a compact state of ``driftgen convert state`` to resume from. Not used if ``out`` has a

@@ -177,9 +177,10 @@ class DriftingLoss(nn.Module):
         and the scale is a weighted mean.
 
         Pass ``statistics`` if the samples are part of a larger batch whose scale, drift norms and number of
-        groups are known, or are taken from the previous step. The call then uses no collective. ``loss``,
-        ``drift`` and gradients are the share of this part: they add up to those of the batch. ``scale`` is
-        the mean distance of this part.
+        groups are known, or are taken from the previous step. The call then uses no collective, and in a
+        process group it returns values that are not finite instead of raising: check their sums over the
+        processes. ``loss``, ``drift`` and gradients are the share of this part: they add up to those of the
+        batch. ``scale`` is the mean distance of this part.
         """
         # A view of a leaf that requires a gradient would add a node to the graph.
         gen, pos, neg = as_features(
@@ -203,10 +204,15 @@ class DriftingLoss(nn.Module):
         needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         call = LossCall(self.settings, buckets, weight, statistics, needs_gradient)
 
+        # Reading a value would synchronize a GPU. There, a NaN shows in scale and loss, and so it does in a
+        # group with given statistics: no process may raise for samples that the others do not see, because
+        # they would wait for it in the next collective.
+        shared = self.settings.process_group is not None
+        checked = first.device.type == "cpu" and not (shared and statistics is not None)
+
         def check_scale(scale: Tensor) -> None:
-            # Reading the value would synchronize a GPU. There, a NaN shows in scale and loss.
-            if scale.device.type == "cpu" and not scale.isfinite().all():
-                raise _not_finite(gen, pos, neg, shared=self.settings.process_group is not None)
+            if checked and not scale.isfinite().all():
+                raise _not_finite(gen, pos, neg, shared=shared)
 
         with _without_autocast(first.device.type):
             engine, fallback_reason = select_engine(call)
@@ -214,7 +220,7 @@ class DriftingLoss(nn.Module):
                 self._warn_once(fallback_reason, first.device)
             (scale, all_groups, _), (drift, _), combined = run_passes(engine, check_scale)
             loss, per_group = _AttachGradient.apply(combined, all_groups, *tensors)  # type: ignore[no-untyped-call]
-            if first.device.type == "cpu" and not (loss.isfinite() and per_group.isfinite().all()):
+            if checked and not (loss.isfinite() and (shared or per_group.isfinite().all())):
                 raise NotFiniteError("the loss overflows float32: rescale the samples or normalize drifts")
         if isinstance(generated, Tensor):
             return LossOutput(loss, per_group, drift[0], scale[0])

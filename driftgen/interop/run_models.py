@@ -7,6 +7,7 @@ and ``model-best/`` the average with the best evaluation. The run replaces them 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,21 @@ from driftgen.support.atomic_write import PARTIAL, REPLACED
 from driftgen.support.untrusted_files import read_bytes
 from driftgen.support.yaml_files import read_mapping
 
-__all__ = ["LIVE", "RUN_MODEL", "choose_weights", "find_run_model", "weight_sets"]
+__all__ = ["LIVE", "RUN_MODEL", "choose_weights", "find_run_model", "model_folders", "weight_sets"]
 
 RUN_MODEL = "model"  # the model's folder inside a run's folder
 LIVE = "live"  # the trained weights, in contrast to their averages
 RUN_CONFIG, METRICS, CHECKPOINTS = "config.yaml", "metrics.jsonl", "checkpoints"  # other files of a run
+
+
+def model_folders(names: Iterable[str]) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """Yield each set of weights of a run with its folder and the record of its source in the model.
+
+    ``names`` are EMA decays, of which the first one has ``model/``, and ``live``.
+    """
+    for i, name in enumerate(names):
+        source, ending = ({"weights": LIVE}, LIVE) if name == LIVE else ({"ema": name}, f"ema-{name}")
+        yield name, RUN_MODEL if i == 0 else f"{RUN_MODEL}-{ending}", source
 
 
 def find_run_model(folder: Path) -> Path | None:

@@ -207,6 +207,7 @@ def build_features(
 ) -> FeatureStack:
     """Build φ: every encoder of the configuration, and the sample itself. One sample is passed through it.
 
+    If two encoders have a kind or the name of a feature in common, features are named ``encoder0/layer1``.
     With a mesh, each process holds its shard of the encoders. ``given`` are the encoders of kind ``module``.
     """
     check_encoder_paths(config)
@@ -227,16 +228,18 @@ def build_features(
         entries.append((encoder, dict(entry.switches)))
     # Encoders that will be sharded may not fit on one device.
     probe_device = device if mesh is None else torch.device("cpu")
-    kinds = [entry.kind for entry in config.encoders if entry.kind != c.MODULE]
-    named = None
-    if len(set(kinds)) < len(kinds):  # two encoders of one kind have features of the same names
-        named = {f"encoder{i}": entry for i, entry in enumerate(entries)}
-    stack = FeatureStack(named or entries, vanilla=config.vanilla).to(probe_device)
+    stack = FeatureStack({f"encoder{i}": entry for i, entry in enumerate(entries)}, vanilla=config.vanilla)
+    stack.to(probe_device)
     try:
         with torch.no_grad():
-            stack.features(torch.zeros(1, *shape, device=probe_device))
+            prefixed = stack.features(torch.zeros(1, *shape, device=probe_device))
     except (InputError, TypeError) as error:
         raise InputError(f"encoders do not fit samples of shape {list(shape)}: {error}") from None
+    names = [name.split("/", 1)[-1] for name in prefixed]
+    kinds = [entry.kind for entry in config.encoders if entry.kind != c.MODULE]
+    # Two encoders of a kind have prefixes even if their switches leave no name in common.
+    if len(set(names)) == len(names) and len(set(kinds)) == len(kinds):
+        stack = FeatureStack(entries, vanilla=config.vanilla)
     if mesh is not None:
         shard_features(stack, mesh)
         stack.to(device)  # the tokenizer is not sharded

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from driftgen.drift.field import pairwise_distance
 from driftgen.errors import InputError
 from driftgen.policy.chunk_figure import Panel, draw_comparison
 from driftgen.policy.chunk_samplers import make_sampler
@@ -98,7 +99,9 @@ def find_ambiguity(
     distances = torch.stack(far)
     limit = distances.quantile(DENSE).clamp(min=1e-6)
     groups = chunks[torch.tensor(near)].flatten(2)
-    apart = torch.cdist(groups, groups).sum((1, 2)) / (neighbors * (neighbors - 1) * groups.shape[2] ** 0.5)
+    apart = pairwise_distance(groups, groups).sum((1, 2)) / (
+        neighbors * (neighbors - 1) * groups.shape[2] ** 0.5
+    )
     best = int((apart / distances.clamp(min=limit)).argmax())
     return Ambiguity(int(windows[best]), near[best], float(apart[best]))
 
@@ -115,7 +118,7 @@ def measure_spread(chunks: Tensor, demonstrated: Tensor) -> dict[str, Any]:
     x, a = chunks.flatten(1).double(), demonstrated.flatten(1).double()
     scores = chunk_scores(chunks[None].expand(len(a), *chunks.shape), demonstrated)
     centers = _two_clusters(a)
-    ways = torch.cdist(x, centers).argmin(1).bincount(minlength=2) / len(x)
+    ways = pairwise_distance(x, centers).argmin(1).bincount(minlength=2) / len(x)
     axis = centers[1] - centers[0]
     position = (x - centers[0]) @ axis / axis.square().sum().clamp(min=1e-12)
     between = ((position > 0.25) & (position < 0.75)).double().mean()
@@ -212,11 +215,11 @@ def compare_spread(
 
 def _two_clusters(points: Tensor) -> Tensor:
     """Return the centers of two clusters of points ``[M, D]``, the larger first (2-means)."""
-    apart = torch.cdist(points, points)
+    apart = pairwise_distance(points, points)
     first, second = divmod(int(apart.argmax()), len(points))
     centers = points[[first, second]]
     for _ in range(20):
-        nearer = torch.cdist(points, centers).argmin(1)
+        nearer = pairwise_distance(points, centers).argmin(1)
         counts = nearer.bincount(minlength=2)
         if not counts.all():  # all points are equal
             return centers

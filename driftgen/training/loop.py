@@ -26,7 +26,8 @@ from driftgen.training.checkpoint import Checkpoint, Checkpoints
 from driftgen.training.ema import EMA, INITIAL_SHARE_LIMIT, unwrapped
 from driftgen.training.optimizer import learning_rate
 from driftgen.training.run_folder import CHECKPOINTS, SAMPLES, append_row, create_run
-from driftgen.training.sharding import copy_like, gather_state, make_mesh, reshard, shard, shard_like
+from driftgen.training.run_state import restore_tensors, state_tensors
+from driftgen.training.sharding import gather_state, make_mesh, reshard, shard
 from driftgen.training.step_clock import Speed, StepClock
 from driftgen.training.stop_request import StoppedAfterLastStep, StopRequest
 from driftgen.training.summary import Summary, summarize
@@ -296,16 +297,7 @@ class Loop:
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the tensors of a checkpoint; those of a sharded model are sharded."""
-        tensors: dict[str, Tensor] = {}
-        tensors |= {f"model/{k}": v for k, v in unwrapped(self.task.model).state_dict().items()}
-        tensors |= {f"ema/{k}": v for k, v in self.ema.state_dict().items()}
-        tensors |= {f"task/{k}": v for k, v in self.task.state_dict().items()}
-        for index, state in self.update.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer/{index}/{k}": torch.as_tensor(v) for k, v in state.items()}
-        tensors["random/cpu"] = torch.get_rng_state()
-        if self.distributed.device.type == "cuda":
-            tensors["random/cuda"] = torch.cuda.get_rng_state(self.distributed.device)
-        return tensors
+        return state_tensors(self.task, self.ema, self.update, self.distributed.device)
 
     def _save(self) -> None:
         """Save a checkpoint and the models, so that a running or killed run can be resumed and sampled."""
@@ -346,31 +338,9 @@ class Loop:
         self.view.info(f"resumed after step {self.step}{more}")
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        parts: dict[str, dict[str, Tensor]] = {
-            "model": {},
-            "ema": {},
-            "task": {},
-            "optimizer": {},
-            "random": {},
-        }
-        for name, tensor in checkpoint.tensors.items():
-            part, rest = name.split("/", 1)
-            parts[part][rest] = tensor
-        for part, holder in (("model", unwrapped(self.task.model)), ("ema", self.ema)):
-            own = holder.state_dict()
-            holder.load_state_dict({k: shard_like(v, own.get(k)) for k, v in parts[part].items()})
-        self.task.load_state_dict(parts["task"])
-        state: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in parts["optimizer"].items():
-            index, key = name.split("/", 1)
-            parameter = None if key == "step" else self.update.parameters[int(index)]
-            state.setdefault(int(index), {})[key] = shard_like(copy_like(tensor, parameter), parameter)
-        optimizer = self.update.optimizer
-        groups = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict({"state": state, "param_groups": groups})
-        torch.set_rng_state(parts["random"]["cpu"].clone())
-        if self.distributed.device.type == "cuda" and "cuda" in parts["random"]:
-            torch.cuda.set_rng_state(parts["random"]["cuda"].clone(), self.distributed.device)
+        notes = restore_tensors(checkpoint, self.task, self.ema, self.update, self.distributed.device)
+        for note in notes:
+            self.view.info(note)
         self.step, self.skipped = checkpoint.step, int(checkpoint.record["skipped"])
         self.spent = float(checkpoint.record["seconds"])
         self.update.norms = list(checkpoint.record["norms"])

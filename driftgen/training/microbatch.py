@@ -9,14 +9,15 @@ from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from driftgen.drift.loss import LossOutput, Statistics
+from driftgen.support.rng import RNGState
 from driftgen.training.step import DriftStep
 from driftgen.training.step_inputs import Features, StepInputs, StepOutput
 
-__all__ = ["MicroBatchedStep"]
+__all__ = ["MicroBatchedStep", "reduce_gradients"]
 
 T = TypeVar("T")
 
@@ -25,9 +26,10 @@ class MicroBatchedStep:
     """A :class:`DriftStep` whose conditions are split into micro-batches.
 
     - ``"exact"``: generate and encode all samples once without gradient, compute the loss of the whole step
-      and its gradient with respect to each feature, then generate each micro-batch again with gradient and
-      propagate its feature gradients. Equal to the undivided step up to rounding. Costs one more forward
-      pass of the generated samples, and holds the features (not the activations) of the whole step.
+      and its gradient with respect to each feature, then generate each micro-batch again with gradient, from
+      the same RNG state, and propagate its feature gradients. Equal to the undivided step up to rounding.
+      Costs one more forward pass of the generated samples, and holds the features (not the activations) of
+      the whole step.
     - ``"previous"``: normalize each micro-batch by the scales and drift norms of the previous step. One pass,
       no feature buffer. The first step measures its own statistics in two additional passes, so it is exact.
 
@@ -46,9 +48,15 @@ class MicroBatchedStep:
         if self.mode == "exact":
             return self._exact(inputs)
         groups = len(inputs.positives) * self.step.world_size
-        scale, drift = self.previous or self._measure_statistics(inputs, groups)
-        output = self._with_statistics(inputs, Statistics(scale, drift, groups))
-        self.previous = torch.stack(list(output.scale.values())), torch.stack(list(output.drift.values()))
+        first, old = self.previous is None, self.previous or self._measure_statistics(inputs, groups)
+        output = self._with_statistics(inputs, Statistics(*old, groups))
+        new = torch.stack(list(output.scale.values())), torch.stack(list(output.drift.values()))
+        # The step of a batch that is not finite is skipped, on a GPU without telling the host. Its statistics
+        # must not reach the next step.
+        scale, drift = (torch.where(n.isfinite(), n, o) for n, o in zip(new, old, strict=True))
+        # The host waits for the statistics of the first step only.
+        if not first or (scale.isfinite().all() and drift.isfinite().all()):
+            self.previous = scale, drift
         return output
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -64,8 +72,10 @@ class MicroBatchedStep:
         step, total = self.step, len(inputs.positives)
         unwrapped = getattr(step.generator, "module", step.generator)
         generated, positives, unconditional = FeatureBuffer(), FeatureBuffer(), FeatureBuffer()
+        device, states = inputs.positives.device, []  # RNG states, for dropout: one for each micro-batch
         with torch.no_grad():
             for part, rows in self._split(inputs):
+                states.append(RNGState.save(device))
                 generated.put(step.generate(part, unwrapped), rows, total)
                 for buffer, features in zip((positives, unconditional), step.encode_real(part), strict=True):
                     buffer.put(features, rows, total)
@@ -74,17 +84,22 @@ class MicroBatchedStep:
         (out.loss * step.world_size).backward()
         output = StepOutput.from_loss(out, leaves, positives.tensors)
         del positives, unconditional
-        for part, rows in self._split(inputs):
-            with self._synchronize(rows.stop == total):
+        last = RNGState.save(device)
+        for (part, rows), state in zip(self._split(inputs), states, strict=True):
+            state.restore(device)
+            with reduce_gradients(step.generator, when=rows.stop == total):
                 features = step.generate(part, step.generator)
                 gradients = [cast(Tensor, leaves[name].grad)[rows] for name in features]
                 torch.autograd.backward(list(features.values()), gradients)
+        last.restore(device)
         return output
 
     @torch.no_grad()
     def _measure_statistics(self, inputs: StepInputs, groups: int) -> tuple[Tensor, Tensor]:
         """Return scale and drift norms of the whole step: one pass for the scale, one for the drift."""
-        scale = drift = torch.ones((), device=inputs.positives.device)
+        device = inputs.positives.device
+        scale = drift = torch.ones((), device=device)
+        state = RNGState.save(device)
         unwrapped = getattr(self.step.generator, "module", self.step.generator)
         for _ in range(2):
             sums = _Sums()
@@ -93,12 +108,13 @@ class MicroBatchedStep:
                 out = self.step.compare(part, *features, Statistics(scale, drift, groups))
                 sums.add(out, self._pair_weight(part))
             _, scale, drift = self._reduce(sums)
+            state.restore(device)  # dropout is the same in every pass
         return scale, drift
 
     def _with_statistics(self, inputs: StepInputs, statistics: Statistics) -> StepOutput:
         step, total, sums = self.step, len(inputs.positives), _Sums()
         for part, rows in self._split(inputs):
-            with self._synchronize(rows.stop == total):
+            with reduce_gradients(step.generator, when=rows.stop == total):
                 generated = step.generate(part, step.generator)
                 positives, unconditional = step.encode_real(part)
                 out = step.compare(part, generated, positives, unconditional, statistics)
@@ -138,13 +154,14 @@ class MicroBatchedStep:
             part = _take(inputs._replace(noise=None), rows)
             yield part._replace(noise=_take(inputs.noise, samples)), rows
 
-    def _synchronize(self, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Reduce gradients over processes only in the last micro-batch.
 
-        FSDP has no ``no_sync``: it reduces in each micro-batch, so that no process holds whole gradients.
-        """
-        no_sync = getattr(self.step.generator, "no_sync", None)
-        return contextlib.nullcontext() if last or no_sync is None else no_sync()
+def reduce_gradients(network: nn.Module, *, when: bool) -> contextlib.AbstractContextManager[Any]:
+    """Let DDP reduce gradients over processes in the last micro-batch only: ``when=False`` in the others.
+
+    FSDP has no ``no_sync``: it reduces in each micro-batch, so that no process holds whole gradients.
+    """
+    no_sync = getattr(network, "no_sync", None)
+    return contextlib.nullcontext() if when or no_sync is None else no_sync()
 
 
 def _take(tree: T, rows: slice) -> T:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from driftgen.errors import InputError
 from driftgen.support.tf32 import tf32
 
 __all__ = ["Muon", "orthogonalize"]
@@ -59,20 +60,39 @@ class Muon(torch.optim.AdamW):
                 if min(shape) >= SMALLEST:
                     shapes.setdefault(shape, []).append(parameter)
         self.batches = [_Batch(shape, members) for shape, members in shapes.items()]
+        self._matrices = {id(p) for members in shapes.values() for p in members}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if self.param_groups:
+            raise InputError(
+                "Muon takes one group of parameters, with one lr and weight_decay: pass a list of parameters"
+            )
+        super().add_param_group(param_group)
+
+    def is_matrix(self, parameter: Tensor) -> bool:
+        """Return True if Muon updates the parameter, False if AdamW does."""
+        return id(parameter) in self._matrices
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update all parameters that have a gradient.
 
         As for the fused AdamW, an attribute ``found_inf`` of 1 leaves weights and state as they are.
+        ``closure`` computes the gradients and returns the loss.
         """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         group = self.param_groups[0]
         rate, decay = float(group["lr"]), float(group["weight_decay"])
         skip: Tensor | None = getattr(self, "found_inf", None)
         keep = None if skip is None else (skip == 0).float().reshape(())
-        batches = [batch for batch in self.batches if batch.has_gradients()]
-        ahead = [batch.advance(self.state, self.momentum, keep) for batch in batches]
-        parameters = [_matrix(p, p) for batch in batches for p in batch.members]
+        updated = [(batch, batch.with_gradients()) for batch in self.batches]
+        updated = [(batch, rows) for batch, rows in updated if rows]
+        ahead = [batch.advance(rows, self.state, self.momentum, keep) for batch, rows in updated]
+        weights = [batch.members[row] for batch, rows in updated for row in rows]
+        parameters = [_matrix(p, p) for p in weights]
         if parameters:
             changes = [change for batch in orthogonalize(ahead) for change in batch.unbind()]
             torch._foreach_mul_(changes, [-SIZE * rate * math.sqrt(max(p.shape)) for p in parameters])
@@ -81,10 +101,10 @@ class Muon(torch.optim.AdamW):
             shrink = rate * decay
             torch._foreach_mul_(parameters, 1 - shrink if keep is None else 1 - shrink * keep)
             torch._foreach_add_(parameters, changes)
-        held = [(p, p.grad) for batch in batches for p in batch.members]
+        held = [(p, p.grad) for p in weights]
         for parameter, _ in held:
             parameter.grad = None  # AdamW passes over it
-        loss: float | None = super().step(closure)
+        super().step()
         for parameter, gradient in held:
             parameter.grad = gradient
         return loss
@@ -103,8 +123,9 @@ class _Batch:
         self.shape, self.members = shape, members
         self.moments: Tensor | None = None
 
-    def has_gradients(self) -> bool:
-        return all(p.grad is not None for p in self.members)
+    def with_gradients(self) -> list[int]:
+        """Return the positions of the members that have a gradient."""
+        return [row for row, p in enumerate(self.members) if p.grad is not None]
 
     def link(self, state: Mapping[Tensor, dict[str, Tensor]]) -> None:
         """Take over the momentum in the state of the optimizer, or begin with zero."""
@@ -117,20 +138,33 @@ class _Batch:
             state[parameter].update(step=steps, exp_avg=_weight(moments, parameter))
 
     def advance(
-        self, state: Mapping[Tensor, dict[str, Tensor]], momentum: float, keep: Tensor | None
+        self,
+        rows: list[int],
+        state: Mapping[Tensor, dict[str, Tensor]],
+        momentum: float,
+        keep: Tensor | None,
     ) -> Tensor:
-        """Update the momentum; return (1 - μ) G + μ M. Where ``keep`` is 0, the momentum stays."""
+        """Update the momentum of the members at ``rows``; return their (1 - μ) G + μ M.
+
+        Where ``keep`` is 0, the momentum stays.
+        """
         if self.moments is None:
             self.link(state)
         assert self.moments is not None
-        gradients = torch.stack([_matrix(p.grad, p) for p in self.members if p.grad is not None]).float()
+        chosen = [self.members[row] for row in rows]
+        gradients = torch.stack([_matrix(p.grad, p) for p in chosen if p.grad is not None]).float()
+        whole = len(rows) == len(self.members)
+        moments = self.moments if whole else torch.stack([self.moments[row] for row in rows])
         if keep is None:
-            self.moments.lerp_(gradients, 1 - momentum)
+            moments.lerp_(gradients, 1 - momentum)
         else:
             # A gradient that is not finite must not reach the momentum: zero times infinity is not zero.
             gradients = torch.where(keep > 0, gradients, 0.0)
-            self.moments.lerp_(gradients, (1 - momentum) * keep)
-        return gradients.lerp(self.moments, momentum)
+            moments.lerp_(gradients, (1 - momentum) * keep)
+        if not whole:
+            for row, new in zip(rows, moments, strict=True):
+                self.moments[row].copy_(new)
+        return gradients.lerp(moments, momentum)
 
 
 def _matrix(tensor: Tensor, weight: nn.Parameter) -> Tensor:

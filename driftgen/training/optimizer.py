@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from driftgen.training.config import Optimizer
 from driftgen.training.muon import Muon
 
-__all__ = ["clip", "learning_rate", "make_optimizer"]
+__all__ = ["clip", "learning_rate", "make_optimizer", "state_names"]
 
 FIRST_RATE = 1e-6
 
@@ -33,6 +33,12 @@ def make_optimizer(
     if config.kind == "muon":
         return Muon(trained, embeddings=embeddings, momentum=config.momentum, **options)
     return torch.optim.AdamW(trained, **options)
+
+
+def state_names(optimizer: torch.optim.AdamW, parameter: Tensor) -> set[str]:
+    """Return the names of the state that the optimizer keeps for a parameter."""
+    matrix = isinstance(optimizer, Muon) and optimizer.is_matrix(parameter)
+    return {"step", "exp_avg"} if matrix else {"step", "exp_avg", "exp_avg_sq"}
 
 
 def learning_rate(config: Optimizer, step: int) -> float:

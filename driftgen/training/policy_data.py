@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from driftgen.drift.field import pairwise_distance
 from driftgen.errors import InputError
 from driftgen.generators.observation_encoder import is_image
 from driftgen.policy.episode_files import open_episodes
@@ -186,7 +187,7 @@ def nearest_windows(histories: Tensor, count: int) -> Tensor:
         raise InputError(f"batch.positives={count}, but there are {len(histories)} windows: lower it")
     found = []
     for part in torch.arange(len(histories)).split(max(1, PAIRS // len(histories))):
-        distance = torch.cdist(histories[part], histories)
+        distance = pairwise_distance(histories[part], histories)
         distance[torch.arange(len(part)), part] = -1.0  # before any duplicate
         found.append(distance.topk(count, largest=False).indices)
     return torch.cat(found)

@@ -114,8 +114,8 @@ class DriftingObjective:
             "repeat": False,
         }
         if config.joint.groups:
-            share = config.joint.groups // distributed.world_size
-            options |= {"groups": max(share, 1), "weight": config.joint.weight}
+            own = distributed.shard(config.joint.groups, "joint.groups")
+            options |= {"groups": own.stop - own.start, "weight": config.joint.weight}
         kind = JointStep if config.joint.groups else ChunkStep
         self.step = kind(model, flatten_samples, loss, **options)
         self.micro = MicroBatchedStep(self.step, config.batch.micro) if config.batch.micro > 1 else None

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from driftgen.drift.field import pairwise_distance
 from driftgen.generators.policy_network import PolicyNetwork, Statistics
-from driftgen.interop.run_models import LIVE
-from driftgen.model_io import RUN_MODEL, save_model
+from driftgen.interop.run_models import model_folders
+from driftgen.model_io import save_model
 from driftgen.ops.compile import compile_parts
 from driftgen.policy.chunk_figure import draw_chunks
 from driftgen.policy.chunk_samplers import make_sampler
@@ -153,10 +154,8 @@ class PolicyTraining:
 
     def save_models(self, models: Mapping[str, nn.Module], folder: Path, step: int) -> None:
         """Save averages as ``model/`` and ``model-ema-DECAY/``, and trained weights as ``model-live/``."""
-        for i, (name, model) in enumerate(models.items()):
-            weights = {"weights": LIVE} if name == LIVE else {"ema": name}
-            target = RUN_MODEL if i == 0 else f"{RUN_MODEL}-{LIVE if name == LIVE else f'ema-{name}'}"
-            self._save_model(model, folder / target, step=step, **weights)
+        for name, target, weights in model_folders(models):
+            self._save_model(models[name], folder / target, step=step, **weights)
 
     def evaluate(self, averaged: Mapping[str, nn.Module], folder: Path, step: int) -> dict[str, Any]:
         """Return nothing: ``driftgen policy eval`` scores a run in its environment."""
@@ -232,7 +231,7 @@ def chunk_scores(chunks: Tensor, actions: Tensor) -> dict[str, float]:
     """
     x, a = chunks.flatten(2).float(), actions.flatten(1).float()[:, None]
     size, each = x.shape[2] ** 0.5, x.shape[1]
-    error, own = torch.cdist(x, a), torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
+    error, own = pairwise_distance(x, a), pairwise_distance(x, x)
     spread = own.sum((1, 2)).mean() / max(each * (each - 1), 1)
     values = torch.stack([error.square().mean().sqrt(), spread, error.mean() - spread / 2]) / size
     return dict(zip(("chunk_error", "chunk_spread", "energy_score"), values.tolist(), strict=True))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -31,6 +32,7 @@ from driftgen.training.config import Masking, PretrainConfig
 from driftgen.training.graphed_step import GraphedStep, can_capture
 from driftgen.training.health import Health
 from driftgen.training.loop import run_task
+from driftgen.training.microbatch import reduce_gradients
 from driftgen.training.run_evaluation import open_without_augmentation
 from driftgen.training.run_folder import CONFIG, check_run
 from driftgen.training.sharding import make_mesh
@@ -103,10 +105,8 @@ class Pretraining:
         if mesh is None and (config.compile or on_gpu):
             to_channels_last(self.mae)
         if distributed.group is not None and mesh is None:
-            # The classifier has no gradient before fine-tuning begins.
-            self.model = DistributedDataParallel(
-                self.model, find_unused_parameters=config.mae.finetune_steps > 0
-            )
+            # The classifier has a gradient of zero before fine-tuning begins: every parameter is used.
+            self.model = DistributedDataParallel(self.model)
         self.rows = distributed.shard(config.batch_size, "batch_size")
         self.samples_per_step = config.batch_size
         self.autocast = torch.bfloat16 if config.precision == "bfloat16" else None
@@ -149,12 +149,14 @@ class Pretraining:
             self._add_metrics(out, 1.0)
             return out.loss.detach()
         total = batch.images.new_zeros(())
-        for images, mask, labels in zip(*(t.chunk(config.micro) for t in batch[:3]), strict=True):
+        parts = list(zip(*(t.chunk(config.micro) for t in batch[:3]), strict=True))
+        for i, (images, mask, labels) in enumerate(parts):
             share = len(images) / len(batch.images)
-            out = self._step(MaskedBatch(images, mask, labels, weight), share)
+            with reduce_gradients(self.model, when=i == len(parts) - 1):
+                out = self._step(MaskedBatch(images, mask, labels, weight), share)
             total += out.loss.detach() * share
             self._add_metrics(out, share)
-        return total
+        return self._average(total)
 
     def draw_ahead(self, step: int) -> None:
         """See :class:`~driftgen.training.task.DrawsAhead`; nothing is drawn from default generators."""
@@ -171,6 +173,16 @@ class Pretraining:
             value = getattr(out, name)
             if value is not None:
                 self.batch_metrics[name] = self.batch_metrics.get(name, 0.0) + value.detach().mean() * share
+
+    def _average(self, loss: Tensor) -> Tensor:
+        """Return the mean loss over all processes, and average the metrics of the batch with it."""
+        if self.distributed.group is None:
+            return loss
+        values = torch.stack([loss, *self.batch_metrics.values()])
+        dist.all_reduce(values, group=self.distributed.group)
+        loss, *metrics = (values / self.distributed.world_size).unbind()
+        self.batch_metrics = dict(zip(self.batch_metrics, metrics, strict=True))
+        return loss
 
     @torch.no_grad()
     def measure(self, averaged: nn.Module) -> dict[str, Any]:

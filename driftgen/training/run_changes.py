@@ -53,7 +53,9 @@ def resolve(
     modules: list[nn.Module] = []
     if values.get("encoders") is not None:
         listed = values["encoders"]
-        listed = listed if isinstance(listed, list) else [listed]
+        if not isinstance(listed, list):
+            several = isinstance(listed, tuple) and not _has_switches(listed)
+            listed = list(listed) if several else [listed]
         values["encoders"] = [_encoder_entry(entry, modules) for entry in listed]
     if values.get("init") is not None:
         values["init"] = str(values["init"])
@@ -111,6 +113,11 @@ def _yaml(key: str, value: Any) -> str:
         )
     except (TypeError, ValueError, RuntimeError) as error:  # tensors without values raise RuntimeErrors
         raise InputError(f"{key}={value!r} is not a value of a recipe: {error}") from None
+
+
+def _has_switches(entry: tuple[Any, ...]) -> bool:
+    """Return True for a pair of an encoder and its switches, False for a tuple of encoders."""
+    return len(entry) == 2 and isinstance(entry[1], Mapping)
 
 
 def _encoder_entry(entry: Any, modules: list[nn.Module]) -> dict[str, Any]:

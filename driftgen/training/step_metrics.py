@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from driftgen.drift.field import pairwise_distance
 from driftgen.drift.kernels import farthest
 from driftgen.drift.loss import DriftingLoss
 
@@ -122,10 +123,10 @@ def _moments(
         within = _variance(y.transpose(1, 2))
         between = _variance(y.mean(2)[None]) - within / y.shape[2]
         total = [_variance(t.transpose(1, 2).flatten(0, 1)[None]) for t in (x, y)]
-        own = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
-        distance = [_off_diagonal_mean(own), _off_diagonal_mean(torch.cdist(y, y))]
+        own = pairwise_distance(x, x)
+        distance = [_off_diagonal_mean(own), _off_diagonal_mean(pairwise_distance(y, y))]
         sums.append(torch.stack([*total, *distance, y.square().sum(-1).mean(), within, between]))
-        neighbors.append(_neighbors(own, torch.cdist(x, y), scale[name], loss))
+        neighbors.append(_neighbors(own, pairwise_distance(x, y), scale[name], loss))
     return torch.cat([torch.stack(sums).sum(0), torch.stack(neighbors).median(0).values])
 
 

@@ -16,7 +16,7 @@ from driftgen.data.class_batches import StepSizes, open_source
 from driftgen.data.placement import is_on_gpu, place_data
 from driftgen.drift.guidance import sample_alpha
 from driftgen.drift.loss import DriftingLoss
-from driftgen.interop.run_models import LIVE
+from driftgen.interop.run_models import model_folders
 from driftgen.model_io import RUN_MODEL, read_config
 from driftgen.ops.compile import compile_parts, to_channels_last
 from driftgen.pipeline import DriftPipeline
@@ -284,10 +284,8 @@ class Training:
 
     def save_models(self, models: Mapping[str, nn.Module], folder: Path, step: int) -> None:
         """Save averages as ``model/`` and ``model-ema-DECAY/``, and trained weights as ``model-live/``."""
-        for i, (name, model) in enumerate(models.items()):
-            weights = {"weights": LIVE} if name == LIVE else {"ema": name}
-            target = RUN_MODEL if i == 0 else f"{RUN_MODEL}-{LIVE if name == LIVE else f'ema-{name}'}"
-            self._save_model(model, folder / target, step=step, **weights)
+        for name, target, weights in model_folders(models):
+            self._save_model(models[name], folder / target, step=step, **weights)
 
     def _save_model(self, model: nn.Module, target: Path, **source: Any) -> None:
         modes = [(module, module.training) for module in model.modules()]

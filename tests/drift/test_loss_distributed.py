@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import driftgen as dg
+from driftgen.drift.loss import Statistics
 from tests.support.fork_server import run_ranks
 
 pytestmark = pytest.mark.distributed
@@ -88,6 +89,28 @@ def test_both_processes_report_bad_input(tmp_path):
     run_processes(broken_process, tmp_path)
     assert (tmp_path / "0.txt").read_text().startswith("positives contains NaN")
     assert (tmp_path / "1.txt").read_text().startswith("another process of the group received NaN")
+
+
+def half_broken_process(rank, folder):
+    """What only process 0 can see: a NaN beside given statistics, a group whose loss overflows."""
+    ones, group = torch.ones(1), dist.group.WORLD
+    positives = torch.full((5, 3), torch.nan) if rank == 0 else torch.randn(5, 3)
+    given = Statistics(ones, ones.expand(1, 3), 2)
+    out = dg.DriftingLoss(process_group=group)(torch.randn(6, 3), positives, statistics=given)
+    assert out.loss.isnan() == (rank == 0)
+    far = torch.tensor([[6e19 if rank == 0 else 0.0]])
+    plain = dg.DriftingLoss((1e21,), normalize_features=False, normalize_drift=False, process_group=group)
+    out = plain(torch.tensor([[0.0], [1.0]]), far)
+    assert out.loss.isfinite()
+    assert out.per_group.isinf() == (rank == 0)
+    dist.barrier()
+    Path(f"{folder}/{rank}.txt").touch()
+
+
+def test_no_process_alone_raises(tmp_path):
+    """The others would wait for it in the next collective."""
+    run_processes(half_broken_process, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"0.txt", "1.txt"}
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,13 @@ def test_finds_the_observation_after_which_demonstrators_differ():
     assert found.distance == pytest.approx(2 * 18 / 30, rel=1e-5)
 
 
+def test_chunks_far_from_zero_differ_by_as_much():
+    histories, chunks = torch.arange(30.0)[:, None], torch.tensor([0.0, 1.0]).repeat(15)[:, None, None]
+    near, far = (find_ambiguity(histories, chunks + t, torch.arange(30), neighbors=30) for t in (0, 2.0**14))
+    assert near.distance == pytest.approx(15 / 29, rel=1e-5)
+    assert far == near
+
+
 def test_takes_the_window_that_is_named():
     found = find_ambiguity(*two_decisions(), neighbors=4, window=12)
     assert found.window == 12

@@ -188,6 +188,20 @@ def test_measures():
     assert {"encoder_spread", "class_share"}.isdisjoint(row)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_features_far_from_zero_measure_the_same(device):
+    torch.manual_seed(0)
+    generated, real = torch.randn(4, 32, 1, 6), torch.randn(4, 32, 1, 6)
+    far = 2.0**12 * torch.ones(6)
+    generated, real = ((t * 16).round() / 16 for t in (generated, real))  # the sums are exact
+    near, away = (
+        figures({"global": (generated + t).to(device)}, {"global": (real + t).to(device)})
+        for t in (0 * far, far)
+    )
+    assert away["diversity"] == pytest.approx(near["diversity"], rel=1e-4)
+    assert away["neighbors"] == pytest.approx(near["neighbors"], rel=1e-3)
+
+
 def test_class_share():
     torch.manual_seed(0)
     mean = 2 * torch.randn(32, 1, 1, 20)

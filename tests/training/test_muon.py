@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from driftgen.errors import InputError
 from driftgen.support.tf32 import tf32
 from driftgen.training.config import Optimizer
 from driftgen.training.muon import Muon, orthogonalize
@@ -166,6 +167,61 @@ def test_parameters_without_gradients_stay() -> None:
     optimizer.step()
     changed = [name for name, value in model.state_dict().items() if not torch.equal(value, before[name])]
     assert changed == ["square.weight"]
+
+
+def test_a_matrix_without_a_gradient_leaves_the_others_of_its_shape_alone() -> None:
+    """``conv`` and ``same`` are one batch; each misses a gradient once, and ``conv`` the first one."""
+    model, other = network(channels_last=True), network(channels_last=True)
+    optimizer = make(model)
+    alone = make(other), Muon([other.same.weight], lr=RATE, weight_decay=DECAY)
+    for seed, missing in enumerate(("conv.weight", "same.weight", None)):
+        for name, gradient in gradients(model, seed).items():
+            model.get_parameter(name).grad = None if name == missing else gradient
+            other.get_parameter(name).grad = None if name in (missing, "same.weight") else gradient
+        optimizer.step()
+        alone[0].step()
+        other.same.weight.grad = None if missing == "same.weight" else gradients(model, seed)["same.weight"]
+        alone[1].step()
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(parameter, other.get_parameter(name), rtol=0, atol=1e-6, msg=name)
+    assert optimizer.state[model.conv.weight].keys() == {"step", "exp_avg"}
+    assert optimizer.batches[0].moments is not None
+    held = optimizer.state[model.same.weight]["exp_avg"].data_ptr()
+    assert held == optimizer.batches[0].moments[1].data_ptr()
+
+
+def test_a_closure_is_called_once_before_the_update() -> None:
+    models = network(), network()
+    for model, closed in zip(models, (True, False), strict=True):
+        optimizer, calls = make(model), []
+
+        def closure(model: Network = model, calls: list[int] = calls) -> float:
+            calls.append(1)
+            loss = (model.square.weight @ model.same.weight).square().mean()
+            loss.backward()
+            return loss.item()
+
+        if closed:
+            loss = optimizer.step(closure)
+            assert loss is not None
+            assert loss > 0
+        else:
+            closure()
+            assert optimizer.step() is None
+        assert len(calls) == 1
+    assert torch.equal(models[0].square.weight, models[1].square.weight)
+    assert not torch.equal(models[0].square.weight, network().square.weight)
+
+
+def test_one_group_of_parameters() -> None:
+    model = network()
+    groups = [{"params": [model.square.weight]}, {"params": [model.tall.weight], "lr": 1.0}]
+    message = "Muon takes one group of parameters, with one lr and weight_decay: pass a list of parameters"
+    with pytest.raises(InputError, match=message):
+        Muon(groups)
+    optimizer = make(model)
+    with pytest.raises(InputError, match=message):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(32, 32))]})
 
 
 def test_the_configuration_chooses() -> None:

@@ -21,6 +21,7 @@ from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.config import Optimizer, Output
 from driftgen.training.policy_config import ImageObservations, Joint, PolicyBatch, PolicyConfig
 from driftgen.training.policy_data import ChunkDraws, nearest_windows
+from driftgen.training.policy_objectives import DriftingObjective
 from driftgen.training.policy_task import PolicyTraining, chunk_scores, train_policy
 from driftgen.training.recipes import load_recipe, recipe_names
 from tests.support.fork_server import start_code
@@ -41,6 +42,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import torch
+from driftgen.training.policy_objectives import DriftingObjective
 from driftgen.training.policy_task import PolicyTraining, train_policy
 from driftgen.support.distributed import Distributed
 from driftgen.training.policy_config import PolicyConfig
@@ -180,6 +182,16 @@ def test_one_large_group_is_the_loss_of_the_joint_samples():
     torch.testing.assert_close(task.compute_gradient(3), expected.loss.detach())
 
 
+def test_joint_groups_are_those_of_all_processes():
+    second = Distributed(1, 2, torch.device("cpu"), None)
+    chosen = config(joint=Joint(groups=6), batch=PolicyBatch(observations=12, generated=4))
+    assert DriftingObjective(torch.nn.Identity(), chosen, second).step.groups == 3
+    for groups in (1, 3):
+        chosen = config(joint=Joint(groups=groups))
+        with pytest.raises(dg.InputError, match=f"joint.groups={groups} must be a multiple of the number of"):
+            DriftingObjective(torch.nn.Identity(), chosen, second)
+
+
 def test_regression_and_diffusion_are_their_closed_forms():
     task = PolicyTraining(config(method="regression"), CPU)
     inputs = task.draw(0)
@@ -291,6 +303,15 @@ def test_scores_are_their_closed_forms():
     scores = chunk_scores(ring, actions)
     assert scores == pytest.approx({"chunk_error": 0.5, "chunk_spread": 1.0, "energy_score": 0.0})
     assert chunk_scores(actions[:, None].expand(1, 4, 2, 2), actions)["energy_score"] == 0
+
+
+def test_distances_far_from_zero():
+    random = torch.Generator().manual_seed(0)
+    points = (torch.randn(40, 2, generator=random) * 64).round() / 64
+    assert torch.equal(nearest_windows(points + 2.0**14, 3), nearest_windows(points, 3))
+    chunks, actions = points.view(1, 40, 1, 2), points[None, :1]
+    near, far = (chunk_scores(chunks + t, actions + t) for t in (0, 2.0**14))
+    assert far == pytest.approx(near, rel=1e-5)
 
 
 def test_recipes_of_policies():

@@ -4,10 +4,12 @@ import json
 
 import pytest
 import torch
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import driftgen as dg
 from driftgen.support.distributed import Distributed
 from driftgen.training.pretrain import Pretraining, classification_weight, pretrain
+from tests.support.fork_server import run_ranks
 from tests.support.fsdp_runs import config
 from tests.support.runs import Silent
 
@@ -72,6 +74,47 @@ def test_a_step_in_micro_batches_is_the_step():
         gradients.append(torch.cat([p.grad.flatten() for p in task.mae.parameters() if p.grad is not None]))
         task.data.close()
     assert (gradients[1] - gradients[0]).norm() < 1e-4 * gradients[0].norm()
+
+
+def pretrain_process(folder):
+    """Two steps in micro-batches, before and after fine-tuning begins."""
+    distributed = Distributed.start("cpu")
+    task = Pretraining(config("pretrain", *STEPS, "micro=2"), distributed)
+    reductions = []
+
+    def count(state, bucket):
+        reductions.append(len(bucket.parameters()))
+        return default_hooks.allreduce_hook(distributed.group, bucket)
+
+    task.model.register_comm_hook(None, count)
+    losses = [task.compute_gradient(step).item() for step in (0, 8)]
+    assert sum(reductions) == 2 * len(list(task.mae.parameters()))  # every gradient, once a step
+    gradient = torch.cat([p.grad.flatten() for p in task.mae.parameters()])
+    row = task.measure(task.mae)
+    metrics = [row["batch_reconstruction"], row["batch_accuracy"]]
+    torch.save((losses, metrics, gradient), f"{folder}/{distributed.rank}.pt")
+    task.data.close()
+    distributed.close()
+
+
+@pytest.mark.distributed
+def test_two_processes_are_one_batch(tmp_path):
+    """Loss, metrics and gradient; the classifier has a gradient of zero before fine-tuning begins."""
+    run_ranks(["-c", f"from {__name__} import pretrain_process; pretrain_process({str(tmp_path)!r})"])
+    task = Pretraining(config("pretrain", *STEPS), Distributed.start("cpu"))
+    losses = []
+    for step in (0, 8):
+        losses.append(task.compute_gradient(step).item())
+        expected = [p.grad for p in task.mae.parameters()]
+        assert all(gradient is not None for gradient in expected)
+    row = task.measure(task.mae)
+    task.data.close()
+    for rank in range(2):
+        found, metrics, gradient = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        assert found == pytest.approx(losses, rel=1e-5)
+        assert metrics == pytest.approx([row["batch_reconstruction"], row["batch_accuracy"]], rel=1e-5)
+        whole = torch.cat([g.flatten() for g in expected])
+        assert (gradient - whole).norm() < 1e-4 * whole.norm()
 
 
 def test_accuracy_of_neighbors_on_held_out_digits(tmp_path):

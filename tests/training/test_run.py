@@ -12,6 +12,7 @@ from torch import nn
 import driftgen as dg
 from driftgen import model_io
 from driftgen.data.images import digits
+from driftgen.training.build import build_features
 from driftgen.training.config import TrainConfig
 from driftgen.training.recipes import load_recipe
 from driftgen.training.run_changes import resolve
@@ -43,6 +44,11 @@ class Net(nn.Module):
 class Halves(nn.Module):
     def features(self, x, scale=1.0):
         return {"upper": scale * x[:, :, :4].flatten(1)[:, None], "lower": x[:, :, 4:].flatten(1)[:, None]}
+
+
+class Quarters(nn.Module):
+    def features(self, x):
+        return {"quarter": x[:, :, :4, :4].flatten(1)[:, None]}
 
 
 @pytest.fixture(autouse=True)
@@ -193,6 +199,29 @@ def test_arrays_of_every_layout(images, channels):
     assert config.data.channels == channels
 
 
+def features_of(encoders):
+    changes = {"data": some_digits(), "generator": {"options": MLP}, "encoders": encoders, **FAST}
+    config, parts = resolve("train", "digits", changes)
+    phi = build_features(config, (1, 8, 8), None, torch.device("cpu"), given=parts.encoders)
+    return phi.features(torch.ones(1, 1, 8, 8)), config
+
+
+def test_several_encoders_of_ones_own():
+    """Features that would share a name carry the number of their encoder; others keep their names."""
+    both = {"global", "encoder0/upper", "encoder0/lower", "encoder1/upper", "encoder1/lower"}
+    encoder = Halves()
+    for encoders in ([Halves(), Halves()], (Halves(), Halves()), [encoder, (encoder, {"scale": 2.0})]):
+        features, config = features_of(encoders)
+        assert features.keys() == both
+        assert len(config.encoders) == 2
+    assert torch.equal(features["encoder1/upper"], 2 * features["encoder0/upper"])
+    for encoders in ((Halves(), {"scale": 3.0}), [(Halves(), {"scale": 3.0})]):  # an encoder and its switches
+        features, config = features_of(encoders)
+        assert features.keys() == {"global", "upper", "lower"}
+        assert config.encoders[0].switches == {"scale": 3.0}
+    assert features_of([Halves(), Quarters()])[0].keys() == {"global", "upper", "lower", "quarter"}
+
+
 def test_a_path_as_data(tmp_path):
     images, labels = some_digits()
     np.savez(tmp_path / "d.npz", images=images.numpy(), labels=labels.numpy())
@@ -211,6 +240,7 @@ def test_a_path_as_data(tmp_path):
         ({"encoders": np.zeros((2, 3))}, "encoders: ndarray is not an encoder"),
         ({"encoders": [torch.zeros(2, 3)]}, "encoders: Tensor is not an encoder"),
         ({"encoders": [(Halves(), 3)]}, "encoders: switches are a int: pass (module, dict)"),
+        ({"encoders": (Halves(), 3)}, "encoders: int is not an encoder"),
         ({"generator": np.zeros((2, 3))}, "generator is a ndarray: pass a torch.nn.Module"),
         ({"init": np.zeros((2, 3))}, "init=ndarray of float64 must be"),
         ({"encoders": torch.zeros(2, device="meta")}, "encoders is on the meta device"),

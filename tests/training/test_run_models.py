@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import driftgen as dg
-from driftgen.interop.run_models import weight_sets
+from driftgen.interop.run_models import model_folders, weight_sets
 from driftgen.model_io import find_model
 from driftgen.support.distributed import Distributed
 from driftgen.training.checkpoint import Checkpoints
@@ -17,6 +17,14 @@ from driftgen.training.trainer import Training, train
 from tests.support.runs import Silent, config, run
 
 CHANGES = ["optim.steps=25", "output.checkpoint_every=10", "ema=[0.9, 0.99]"]
+
+
+def test_folders_of_the_sets_of_weights():
+    assert list(model_folders(["0.9", "0.99", "live"])) == [
+        ("0.9", "model", {"ema": "0.9"}),
+        ("0.99", "model-ema-0.99", {"ema": "0.99"}),
+        ("live", "model-live", {"weights": "live"}),
+    ]
 
 
 class StoppedError(Exception):

@@ -1,14 +1,26 @@
 """A training step against the release's own, and in parts against itself."""
 
+import dataclasses
+
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+import driftgen as dg
 from driftgen.interop.dit_names import official_dit_names
+from driftgen.support.rng import RNGState
 from driftgen.training.config import Optimizer
 from driftgen.training.ema import EMA
+from driftgen.training.microbatch import MicroBatchedStep
 from driftgen.training.optimizer import clip, learning_rate, make_optimizer
+from driftgen.training.step import DriftStep, flatten_samples
+from driftgen.training.step_inputs import StepInputs
+from driftgen.training.update import Update
 from tests.support.accuracy import error
 from tests.support.cases import slow_after
+from tests.support.fork_server import run_ranks
 from tests.support.golden_steps import (
     CASE,
     GOLDEN,
@@ -157,6 +169,118 @@ def test_previous_parts_use_the_statistics_of_the_step_before():
     exact = step(small_step_inputs(net, seed=1))
     assert 1e-3 < error(other, gradients(net)) < 0.5
     assert sum(d.sum() for d in out.drift.values()) != sum(d.sum() for d in exact.drift.values())
+
+
+class Points(nn.Module):
+    """A generator of points that drops some of its hidden units."""
+
+    def __init__(self, dropout=0.5):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 3))
+
+    def forward(self, noise, labels):
+        return self.layers(noise) + labels[:, None]
+
+
+def points(micro=3, mode="exact", device="cpu", **options):
+    torch.manual_seed(0)
+    net = Points(**options).to(device)
+    step = DriftStep(net, flatten_samples, dg.DriftingLoss(), generated=4)
+    return net, step if micro == 1 else MicroBatchedStep(step, micro, mode)
+
+
+def points_inputs(seed=0, device="cpu"):
+    r = torch.Generator().manual_seed(seed)
+    noise, real = torch.randn(24, 4, generator=r), torch.randn(6, 5, 3, generator=r)
+    return StepInputs(noise.to(device), (torch.arange(6, device=device),), real.to(device))
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_bad_step_leaves_the_statistics_of_the_step_before(bad, monkeypatch):
+    """A GPU raises nothing: NaN of a step must not normalize the next one."""
+    compare, broken = DriftStep.compare, False
+
+    def compare_as_on_a_gpu(self, *args):
+        if not broken:
+            return compare(self, *args)
+        out = compare(self, *args[:4])
+        drift, scale = ({k: v * torch.nan for k, v in d.items()} for d in (out.drift, out.scale))
+        return dataclasses.replace(out, loss=out.loss * torch.nan, drift=drift, scale=scale)
+
+    monkeypatch.setattr(DriftStep, "compare", compare_as_on_a_gpu)
+    results = []
+    for skipped in ([], [bad]):
+        net, step = points(mode="previous", dropout=0.0)
+        for seed in range(3):
+            if seed == bad and not skipped:
+                continue
+            broken = seed in skipped
+            net.zero_grad()
+            assert step(points_inputs(seed)).loss.isfinite() == (not broken)
+        results.append(gradients(net))
+        assert all(tensor.isfinite().all() for tensor in step.state_dict().values())
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("mode", ["exact", "previous"])
+def test_all_passes_drop_the_same_units(mode, device):
+    net, step = points(mode=mode, device=device)
+    inputs = points_inputs(device=device)
+    torch.manual_seed(7)
+    out = step(inputs)
+    after = RNGState.save(torch.device(device))
+    net_of_whole, whole = points(micro=1, device=device)
+    torch.manual_seed(7)
+    samples = [whole.generate(part, net_of_whole)["global"] for part, _ in step._split(inputs)]
+    assert not torch.equal(samples[0], samples[1])
+    expected = whole.compare(inputs, {"global": torch.cat(samples)}, *whole.encode_real(inputs))
+    expected.loss.backward()
+    torch.testing.assert_close(out.loss, expected.loss.detach())
+    torch.testing.assert_close(gradients(net), gradients(net_of_whole))
+    for found, wanted in zip(after, RNGState.save(torch.device(device)), strict=True):
+        assert wanted is None or torch.equal(found, wanted)
+
+
+class OneBadStep:
+    """Three steps on two processes; one process has a NaN in its last part of the second step."""
+
+    def __init__(self, rank, bad, group):
+        torch.manual_seed(0)
+        self.rank, self.bad, self.model = rank, bad, DistributedDataParallel(Points(dropout=0.0))
+        step = DriftStep(self.model, flatten_samples, dg.DriftingLoss(process_group=group), generated=4)
+        self.compute = MicroBatchedStep(step, 3, "previous")
+
+    def compute_gradient(self, step):
+        inputs = points_inputs(10 * step + self.rank)
+        if step == self.bad and self.rank == 1:
+            inputs.positives[-1] = torch.nan
+        return self.compute(inputs).loss
+
+
+def train_with_a_bad_step(rank, folder):
+    for bad in (0, 1):
+        task = OneBadStep(rank, bad, dist.group.WORLD)
+        update = Update(task, Optimizer(lr=1e-2, warmup=0, steps=3), EMA(task.model, [0.9]))
+        assert [update(step)[0] is None for step in range(3)] == [step == bad for step in range(3)]
+        torch.save(task.model.state_dict(), f"{folder}/{bad}-{rank}.pt")
+
+
+@pytest.mark.distributed
+def test_processes_skip_a_bad_step_together(tmp_path):
+    code = f"""
+import sys
+import torch.distributed as dist
+from {__name__} import train_with_a_bad_step
+dist.init_process_group("gloo")
+train_with_a_bad_step(dist.get_rank(), sys.argv[1])
+dist.destroy_process_group()
+"""
+    run_ranks(["-c", code, str(tmp_path)])
+    for bad in (0, 1):
+        first, second = (torch.load(tmp_path / f"{bad}-{rank}.pt", weights_only=True) for rank in range(2))
+        assert all(torch.equal(first[name], second[name]) for name in first)
+        assert all(value.isfinite().all() for value in first.values())
 
 
 def test_parts_hold_fewer_activations():

@@ -225,6 +225,30 @@ def test_a_changed_configuration_needs_a_word(tmp_path):
     assert Checkpoints(tmp_path / "checkpoints").load().step == 8
 
 
+@pytest.mark.parametrize(("before", "after"), [("muon", "adamw"), ("adamw", "muon")])
+def test_another_optimizer_begins_its_moments_of_matrices_at_zero(tmp_path, before, after):
+    run(tmp_path, "optim.steps=5", f"optim.kind={before}", "encoders=[]")
+    states = [final(tmp_path)]
+    changes = ["optim.steps=8", f"optim.kind={after}", "encoders=[]"]
+    done, view = run(tmp_path, *changes, override=True)
+    assert done
+    states.append(final(tmp_path))
+    total, *with_squares = (
+        sum(name.endswith(ending) for name in state)
+        for ending, state in (("/exp_avg", states[0]), *(("/exp_avg_sq", state) for state in states))
+    )
+    matrices = total - min(with_squares)
+    assert view.said[0] == (
+        f"{matrices} of {total} parameters were updated by another optimizer in step-00000005 (optim.kind): "
+        "their moments start at zero"
+    )
+    assert 0 < matrices < total
+    assert view.said[1] == "resumed after step 5"
+    again, view = run(tmp_path, *changes)
+    assert again
+    assert "moments" not in " ".join(view.said)
+
+
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path):
     run(tmp_path, "optim.steps=15")
     path = tmp_path / "checkpoints" / "step-00000015" / "state.safetensors"
