@@ -252,12 +252,11 @@ class Loop:
         now = time.monotonic()
         rate = (self.step - self._last_step) * self.task.samples_per_step / max(now - self._last, 1e-9)
         self._last, self._last_step = now, self.step
-        memory = peak_memory(self.distributed.device)
         row = {
             "step": self.step,
             "seconds": round(self.spent + now - self._started, 3),
             "samples_per_second": rate,
-            **({} if memory is None else {"memory_gib": memory / 2**30}),
+            **({"memory_gib": peak / 2**30} if (peak := peak_memory(self.distributed.device)) else {}),
             "loss": loss,
             "learning_rate": learning_rate(self.config.optim, self.step - 1),
             "gradient_norm": norm,
