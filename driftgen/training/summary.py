@@ -48,12 +48,14 @@ class Summary:
         step: number of steps that are done.
         resume: the command that resumes the run.
         compile_key: identifies the compilation of the first step; None if nothing is compiled.
+        samples_per_step: of all processes; None if not known.
     """
 
     rows: Mapping[str, str]
     step: int
     resume: str
     compile_key: str | None = None
+    samples_per_step: int | None = None
 
     @property
     def first_step(self) -> str:
@@ -100,7 +102,7 @@ def summarize(
             if before is None
             else f"in the first step; it took {before:.0f} s last time"
         )
-    return Summary(rows, step, resume_command(config.task, name, folder), key)
+    return Summary(rows, step, resume_command(config.task, name, folder), key, task.samples_per_step)
 
 
 def describe_training(
