@@ -291,8 +291,8 @@ def save_model(
 def load_model(source: str | Path, *, verify: bool = True) -> nn.Module:
     """Load a model in the dtype it was saved in; ``source`` is as in :func:`find_model`.
 
-    ``verify`` compares the weight files with the checksums of ``config.json``, which takes a second for each
-    GB or two.
+    ``verify`` compares the weight files with the checksums of ``config.json``, which takes about a second
+    per 1-2 GB.
     """
     return load_any(source, verify=verify).model
 

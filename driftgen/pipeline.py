@@ -138,7 +138,7 @@ class DriftPipeline:
             batch_size: samples generated at a time.
             fp8: run the large matrix products of a DiT in FP8, on GPUs that support it; faster together with
                 :meth:`compile`. Such a pipeline cannot be saved.
-            verify: compare the weights with the checksums in ``config.json``: a second per GB or two.
+            verify: compare the weights with the checksums in ``config.json``: about a second per 1-2 GB.
         """
         if fp8:
             check_fp8(device)

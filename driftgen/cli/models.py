@@ -50,7 +50,7 @@ def sample(
         bool, typer.Option("--fp8", help="FP8 matrix products of a DiT, on NVIDIA GPUs with FP8.")
     ] = False,
     no_verify: Annotated[
-        bool, typer.Option("--no-verify", help="Skip the checksums of the weights, a second per GB or two.")
+        bool, typer.Option("--no-verify", help="Skip the checksums of the weights: saves about a second per 1-2 GB.")
     ] = False,
 ) -> None:
     """Sample images with one network call each: PNG files and a contact sheet, grid.png."""
@@ -109,7 +109,7 @@ def export(
         bool, typer.Option("--latents", help="Leave out the decoder: the output is latents.")
     ] = False,
     no_verify: Annotated[
-        bool, typer.Option("--no-verify", help="Skip the checksums of the weights, a second per GB or two.")
+        bool, typer.Option("--no-verify", help="Skip the checksums of the weights: saves about a second per 1-2 GB.")
     ] = False,
 ) -> None:
     """Export a generator or a policy to ONNX or torch.export: noise, labels and alpha in, images out."""
@@ -191,7 +191,7 @@ def state(
     ] = None,
     max_shard_size: Annotated[str, typer.Option(help="Largest file.")] = "16MB",
 ) -> None:
-    """Save the newest checkpoint of a run in few bits, to resume with --state elsewhere.
+    """Save the newest checkpoint of a run in compact form, to resume with --state elsewhere.
 
     Weights, averages and moments are rounded. Step, RNG and queue states are exact.
     """
