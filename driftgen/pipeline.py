@@ -147,8 +147,12 @@ class DriftPipeline:
             tokenizer = SDVAE(str(tokenizer))
         model, folder, facts = load_any(source, weights, verify=verify)
         if not isinstance(model, Generator) or isinstance(model, PolicyNetwork):
-            kind = "a policy, see DriftingPolicy" if isinstance(model, PolicyNetwork) else "an encoder"
-            raise InputError(f"{folder} holds a {type(model).__name__}, which is {kind}: give a generator")
+            if isinstance(model, PolicyNetwork):
+                advice = f"driftgen policy rollout {source}, or DriftingPolicy.from_pretrained in Python"
+                raise InputError(f"{source} is a policy, not a generator: {advice}")
+            raise InputError(
+                f"{source} is an encoder ({type(model).__name__}), not a generator: give a generator"
+            )
         options, official = facts.pop("tokenizer", None), facts.pop("official", None)
         with described_by(folder / CONFIG, "the description of a pipeline"):
             if tokenizer is None and options is not None:

@@ -65,7 +65,10 @@ def serve(
         bool, typer.Option("--fp8", help="FP8 matrix products of a DiT, on NVIDIA GPUs with FP8.")
     ] = False,
     no_verify: Annotated[
-        bool, typer.Option("--no-verify", help="Skip the checksums of the weights: saves about a second per 1-2 GB.")
+        bool,
+        typer.Option(
+            "--no-verify", help="Skip the checksums of the weights: saves about a second per 1-2 GB."
+        ),
     ] = False,
 ) -> None:
     """Answer HTTP requests for images (POST /v1/images) or a policy's actions (POST /v1/actions).

@@ -57,7 +57,7 @@ class Backend(Protocol):
         ...
 
     def drop(self, ticket: int) -> None:
-        """Forget a request that is not wanted any more."""
+        """Forget a request that is no longer wanted."""
         ...
 
     async def run(self, parts: Sequence[Part]) -> NDArray[Any]:

@@ -190,7 +190,7 @@ class ServedPolicy:
 
     def describe(self) -> dict[str, Any]:
         """Return what the other process needs to know, for JSON."""
-        network = self.policy.network
+        network, calls = self.policy.network, self.policy.calls
         return {
             "kind": "actions",
             "observations": {key: list(shape) for key, shape in network.observations.items()},
@@ -200,7 +200,7 @@ class ServedPolicy:
             "action_size": network.action_size,
             "sizes": self.sizes,
             "device": str(self.policy.device),
-            "model": f"{type(network).__name__} ({network.method}, {self.policy.calls} network calls)",
+            "model": f"{type(network).__name__} ({network.method}, {calls} network call{'' if calls == 1 else 's'})",
         }
 
     def warm_up(self) -> None:

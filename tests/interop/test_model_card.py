@@ -129,7 +129,9 @@ def test_options_are_plain_text(value, shown):
 def test_the_code_of_a_policy_runs(tmp_path, monkeypatch):
     folder = save_small_policy(tmp_path)
     text = (folder / "README.md").read_text()
-    assert "\nA robot policy of one network call per chunk of actions, trained as in [Drifting Models]" in text
+    assert (
+        "\nA robot policy of one network call per chunk of actions, trained as in [Drifting Models]" in text
+    )
     monkeypatch.chdir(folder)
     names = {}
     exec(compile(text.split("```python\n")[1].split("```")[0], "policy", "exec"), names)
