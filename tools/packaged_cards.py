@@ -1,4 +1,4 @@
-"""Write the cards (README.md) of the packaged models from their config.json: ``python -m tools.packaged_cards``."""
+"""Write README.md of the packaged models from their config.json: ``python -m tools.packaged_cards``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Commands whose help reads like a usage text: ``--compile`` instead of ``--compile <bool>``, ``<path>`` instead
-of ``<list[Path]>``, ``MODEL...`` instead of ``{model}...``."""
+"""Commands whose help is in plain words: ``--compile`` instead of ``--compile <bool>``, ``<path>`` instead of
+``<list[Path]>``, ``MODEL...`` instead of ``{model}...``."""
 
 from __future__ import annotations
 

@@ -116,8 +116,8 @@ class LiveView:
         peak = speed.memory_bytes
         memory = "" if peak is None else f", peak memory {show_memory(peak)}"
         self._print(
-            f"measured: {show_speed(speed.seconds_per_step)}, {show_duration(speed.seconds_left)} left{memory}; "
-            f"the first step took {speed.first_step_seconds:.1f} s"
+            f"measured: {show_speed(speed.seconds_per_step)}, {show_duration(speed.seconds_left)} left"
+            f"{memory}; the first step took {speed.first_step_seconds:.1f} s"
         )
 
     def update(self, row: Mapping[str, Any]) -> None:

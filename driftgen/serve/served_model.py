@@ -190,7 +190,8 @@ class ServedPolicy:
 
     def describe(self) -> dict[str, Any]:
         """Return what the other process needs to know, for JSON."""
-        network, calls = self.policy.network, self.policy.calls
+        network = self.policy.network
+        calls = "1 network call" if self.policy.calls == 1 else f"{self.policy.calls} network calls"
         return {
             "kind": "actions",
             "observations": {key: list(shape) for key, shape in network.observations.items()},
@@ -200,7 +201,7 @@ class ServedPolicy:
             "action_size": network.action_size,
             "sizes": self.sizes,
             "device": str(self.policy.device),
-            "model": f"{type(network).__name__} ({network.method}, {calls} network call{'' if calls == 1 else 's'})",
+            "model": f"{type(network).__name__} ({network.method}, {calls})",
         }
 
     def warm_up(self) -> None:

@@ -82,7 +82,7 @@ def track(
 
 
 def show_metric(metric: str, value: float) -> str:
-    """Return ``drift 0.0206``; for a metric that begins with a unit, ``20.6 ms`` or ``1 network call per image``."""
+    """Return ``drift 0.0206``; for a unit, ``20.6 ms`` or ``1 network call per image``."""
     unit, space, rest = metric.partition(" ")
     if unit == "s":
         return (f"{value:.3g} s" if value >= 1 else f"{1e3 * value:.3g} ms") + space + rest

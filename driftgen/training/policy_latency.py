@@ -137,7 +137,7 @@ def _task_of(recipe: str, config: PolicyConfig) -> tuple[SimulatedTask, str]:
     task, preset = TASKS.get(name), config.data.observe or ""
     if task is None or preset not in task.observations:
         raise InputError(
-            f"{recipe} has environment={config.environment}, which is no task of the simulators: policy latency "
-            "takes recipes with one, such as pusht-state, pusht-image or lift-state"
+            f"{recipe} has environment={config.environment}, which is no task of the simulators: policy "
+            "latency takes recipes with one, such as pusht-state, pusht-image or lift-state"
         )
     return task, preset

@@ -180,7 +180,7 @@ def test_wrong_observations_are_one_line(tmp_path):
     with pytest.raises(dg.InputError, match="is a network without observations \\(UNet1D\\), not a policy"):
         dg.DriftingPolicy.from_pretrained(tmp_path / "g")
     with pytest.raises(
-        dg.InputError, match="^digits is a generator .*, not a policy: driftgen sample digits$"
+        dg.InputError, match=r"^digits is a generator .*, not a policy: driftgen sample digits$"
     ):
         dg.DriftingPolicy.from_pretrained("digits")
     message = "^pusht is a policy, not a generator: driftgen policy rollout pusht, or"
