@@ -343,7 +343,7 @@ def fields(tile: Any) -> list[Any]:
 
 
 def attempt(measure: Callable[[], Build]) -> Build:
-    """Measure, or return the error, such as too much shared memory, so that the sweep goes on."""
+    """Measure, or return the error, such as too much shared memory, so that the sweep continues."""
     try:
         return measure()
     except Exception as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -29,12 +28,11 @@ from driftgen.generators.transformer import ChunkTransformer
 from driftgen.generators.unet import UNet2D
 from driftgen.generators.unet1d import UNet1D
 from driftgen.interop import hub
-from driftgen.interop.model_card import model_card
+from driftgen.interop.model_card import saved_source
 from driftgen.interop.model_sources import find_model
 from driftgen.interop.official import is_official, load_official, read_metadata, save_official
 from driftgen.interop.run_models import RUN_MODEL
 from driftgen.interop.saved_config import (
-    CARD,
     CONFIG,
     SavedConfig,
     check_overwrite,
@@ -43,8 +41,9 @@ from driftgen.interop.saved_config import (
     new_config,
     read_config,
     tokenizer_checksums,
+    write_description,
 )
-from driftgen.support.atomic_write import atomic_write, check_free
+from driftgen.support.atomic_write import check_free
 from driftgen.support.checked_arguments import checked
 from driftgen.support.meta_init import on_meta_device
 from driftgen.support.plugins import listed_failures, load_entry_points
@@ -275,6 +274,7 @@ def save_model(
         )
     if dtype is not None and not dtype.is_floating_point and dtype != torch.int8:
         raise InputError(f"dtype={dtype}: choose torch.int8 or a floating-point type, such as torch.bfloat16")
+    facts["source"] = saved_source(facts.get("source", {}), model, dtype)
     config = new_config(name, model_options(model), **facts)
     place = Path(folder)
     check_overwrite(place, overwrite)
@@ -282,15 +282,8 @@ def save_model(
     checksums = write_weights(place, model.state_dict(), max_shard_size, dtype)
     if config.tokenizer is not None:
         checksums |= tokenizer_checksums(place)
-    count = sum(p.numel() for p in model.parameters())
-    kind = _by_saved_name(name).kind
-    with atomic_write(place / CARD) as scratch:
-        card = model_card(name, kind, count, config.options, config.source, config.guidance)
-        scratch.write_text(card, encoding="utf-8")
-    # Last, so that a folder with this file is complete.
-    with atomic_write(place / CONFIG) as scratch:
-        record = config.model_copy(update={"checksums": checksums}).model_dump()
-        scratch.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    config = config.model_copy(update={"checksums": checksums})
+    write_description(place, config, _by_saved_name(name).kind, model)
     return place
 
 
@@ -298,8 +291,8 @@ def save_model(
 def load_model(source: str | Path, *, verify: bool = True) -> nn.Module:
     """Load a model in the dtype it was saved in; ``source`` is as in :func:`find_model`.
 
-    ``verify`` compares the weight files with the checksums of ``config.json``, which takes a second for each
-    GB or two.
+    ``verify`` compares the weight files with the checksums of ``config.json``, which takes about a second
+    per 1-2 GB.
     """
     return load_any(source, verify=verify).model
 

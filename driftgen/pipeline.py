@@ -138,7 +138,7 @@ class DriftPipeline:
             batch_size: samples generated at a time.
             fp8: run the large matrix products of a DiT in FP8, on GPUs that support it; faster together with
                 :meth:`compile`. Such a pipeline cannot be saved.
-            verify: compare the weights with the checksums in ``config.json``: a second per GB or two.
+            verify: compare the weights with the checksums in ``config.json``: about a second per 1-2 GB.
         """
         if fp8:
             check_fp8(device)
@@ -147,8 +147,12 @@ class DriftPipeline:
             tokenizer = SDVAE(str(tokenizer))
         model, folder, facts = load_any(source, weights, verify=verify)
         if not isinstance(model, Generator) or isinstance(model, PolicyNetwork):
-            kind = "a policy, see DriftingPolicy" if isinstance(model, PolicyNetwork) else "an encoder"
-            raise InputError(f"{folder} holds a {type(model).__name__}, which is {kind}: give a generator")
+            if isinstance(model, PolicyNetwork):
+                advice = f"driftgen policy rollout {source}, or DriftingPolicy.from_pretrained in Python"
+                raise InputError(f"{source} is a policy, not a generator: {advice}")
+            raise InputError(
+                f"{source} is an encoder ({type(model).__name__}), not a generator: give a generator"
+            )
         options, official = facts.pop("tokenizer", None), facts.pop("official", None)
         with described_by(folder / CONFIG, "the description of a pipeline"):
             if tokenizer is None and options is not None:

@@ -69,7 +69,7 @@ def loss(
     from driftgen.support.progress import track
 
     place = find_device(device)
-    number_type = _dtype(dtype, place)
+    measured_dtype = _dtype(dtype, place)
     given = groups, generated, positives, negatives
     if base is not None and width is not None:
         raise InputError("base and width are given: --base sets the widths of all 86 features, drop one")
@@ -85,7 +85,7 @@ def loss(
     rows: list[Row] = []
     with track("loss", len(cases), "ms") as on_step:
         for done, case in enumerate(cases, 1):
-            rows += measure_beside_small_groups(case, number_type, place, repeats)
+            rows += measure_beside_small_groups(case, measured_dtype, place, repeats)
             on_step(done, 1000 * (rows[-1].timing.seconds if rows[-1].timing else 0))
     _finish(rows, f"Drifting loss, forward + gradient\n{machine(place)}", json, arguments, place)
 
@@ -211,7 +211,7 @@ def sampling(
     from driftgen.support.progress import track
 
     place = find_device(device)
-    number_type = _dtype(dtype, place)
+    measured_dtype = _dtype(dtype, place)
     presets, batches = default_presets(place)
     presets, batches = preset or presets, batch or batches
     modes = mode or default_modes(place, presets)
@@ -227,8 +227,8 @@ def sampling(
             on_step(done, 1000 * seconds)
 
         for name in presets:
-            rows += measure_sampling(name, batches, modes, number_type, place, repeats, count)
-    title = f"One-step sampling, {str(number_type).removeprefix('torch.')}\n{machine(place)}"
+            rows += measure_sampling(name, batches, modes, measured_dtype, place, repeats, count)
+    title = f"One-step sampling, {str(measured_dtype).removeprefix('torch.')}\n{machine(place)}"
     _finish(rows, title, json, arguments, place)
 
 

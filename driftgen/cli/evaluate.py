@@ -48,9 +48,9 @@ def evaluate(
     batch_size: Annotated[int, typer.Option(help="Images generated at a time.")] = 250,
     dtype: SavedDtype = "as saved",
     size: Annotated[
-        int | None, typer.Option(help="Image files as MODEL, or with stats: crop and resize to this side.")
+        int | None, typer.Option(help="For images in files: crop and resize to this side.")
     ] = None,
-    channels: Annotated[int, typer.Option(help="Likewise: 1 (gray) or 3 (color).")] = 3,
+    channels: Annotated[int, typer.Option(help="For images in files: 1 (gray) or 3 (color).")] = 3,
     fast: Annotated[
         bool, typer.Option("--fast", help="Inception in TF32 on a GPU: 3x as fast, FID within 0.001.")
     ] = False,

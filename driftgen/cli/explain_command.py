@@ -18,9 +18,11 @@ def explain(
     from rich.console import Console
     from rich.markdown import Markdown
 
-    from driftgen.support.troubleshooting import find_section, topics
+    from driftgen.support.troubleshooting import find_section, first_sentence, topics
 
     if topic is None:
-        print("\n".join(topics()))
+        width = max(map(len, topics())) + 2
+        for name in topics():
+            print(f"{name:<{width}}{first_sentence(name)}")
     else:
         Console(highlight=False).print(Markdown(find_section(topic), hyperlinks=False))

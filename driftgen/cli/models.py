@@ -9,6 +9,7 @@ import typer
 
 from driftgen.cli.help_format import App
 from driftgen.cli.options import Device, SavedDtype, Tokenizer, Weights, folder_of_model
+from driftgen.errors import InputError
 
 __all__ = ["convert", "export", "sample"]
 
@@ -50,7 +51,10 @@ def sample(
         bool, typer.Option("--fp8", help="FP8 matrix products of a DiT, on NVIDIA GPUs with FP8.")
     ] = False,
     no_verify: Annotated[
-        bool, typer.Option("--no-verify", help="Skip the checksums of the weights, a second per GB or two.")
+        bool,
+        typer.Option(
+            "--no-verify", help="Skip the checksums of the weights: saves about a second per 1-2 GB."
+        ),
     ] = False,
 ) -> None:
     """Sample images with one network call each: PNG files and a contact sheet, grid.png."""
@@ -73,7 +77,10 @@ def sample(
     if compiled:
         pipe.compile()
     out = out or folder_of_model("samples", model)
-    chosen = pipe.labels(parse_labels(labels), number)
+    try:
+        chosen = pipe.labels(parse_labels(labels), number)
+    except InputError as error:  # in the words of the Python call
+        raise InputError(str(error).replace("num_images=", "--number=")) from None
     alpha = pipe.check(guidance=guidance, seed=seed, output="latent" if latents else "pil")
     if latents:
         print(write_latents(pipe, out, chosen, guidance=alpha, seed=seed))
@@ -81,7 +88,7 @@ def sample(
     about: dict[str, Any] = {"model": model, "dtype": dtype, "tokenizer": tokenizer}
     # None instead of False, so that folders written before these options existed can be completed.
     about |= {"compile": compiled or None, "fp8": fp8 or None, "weights": weights}
-    about["step"] = pipe.source.get("step")  # a run that goes on replaces its model
+    about["step"] = pipe.source.get("step")  # a run that continues replaces its model
     with track("sampling", len(chosen), "network calls per image") as on_step:
         sheet = write_samples(pipe, out, chosen, guidance=alpha, seed=seed, about=about, on_step=on_step)
     print(sheet)
@@ -109,7 +116,10 @@ def export(
         bool, typer.Option("--latents", help="Leave out the decoder: the output is latents.")
     ] = False,
     no_verify: Annotated[
-        bool, typer.Option("--no-verify", help="Skip the checksums of the weights, a second per GB or two.")
+        bool,
+        typer.Option(
+            "--no-verify", help="Skip the checksums of the weights: saves about a second per 1-2 GB."
+        ),
     ] = False,
 ) -> None:
     """Export a generator or a policy to ONNX or torch.export: noise, labels and alpha in, images out."""
@@ -191,7 +201,7 @@ def state(
     ] = None,
     max_shard_size: Annotated[str, typer.Option(help="Largest file.")] = "16MB",
 ) -> None:
-    """Save the newest checkpoint of a run in few bits, to resume with --state elsewhere.
+    """Save the newest checkpoint of a run in compact form, to resume with --state elsewhere.
 
     Weights, averages and moments are rounded. Step, RNG and queue states are exact.
     """

@@ -41,7 +41,10 @@ def page(
         ),
     ] = None,
     no_verify: Annotated[
-        bool, typer.Option("--no-verify", help="Skip the checksums of the weights, a second per GB or two.")
+        bool,
+        typer.Option(
+            "--no-verify", help="Skip the checksums of the weights: saves about a second per 1-2 GB."
+        ),
     ] = False,
 ) -> None:
     """Generate images inside a browser: writes or serves a page with the model in it."""

@@ -14,8 +14,8 @@ from driftgen.cli.runs import (
     DryRun,
     Options,
     Override,
-    Recipe,
-    RunFolder,
+    PolicyRecipe,
+    PolicyRunFolder,
     Show,
     State,
     show_network_options,
@@ -40,9 +40,9 @@ Calls = Annotated[int | None, typer.Option(help="Network calls per chunk, for a 
 
 @policy.command()
 def train(
-    recipe: Recipe,
+    recipe: PolicyRecipe,
     changes: Changes = None,
-    out: RunFolder = None,
+    out: PolicyRunFolder = None,
     state: State = None,
     override: Override = False,
     show: Show = False,

@@ -20,6 +20,8 @@ __all__ = [
     "DryRun",
     "Options",
     "Override",
+    "PolicyRecipe",
+    "PolicyRunFolder",
     "Recipe",
     "RunFolder",
     "Show",
@@ -39,12 +41,18 @@ Recipe = Annotated[
         show_default=False,
     ),
 ]
+PolicyRecipe = Annotated[
+    str, typer.Argument(help="Recipe: a policy of driftgen recipes, or a .yaml file.", show_default=False)
+]
 Changes = Annotated[
     list[str] | None, typer.Option("--set", help="Change one value: optim.lr=2e-4. Repeatable.")
 ]
 RunFolder = Annotated[
     Path | None,
     typer.Option(help="Folder of the run; a run in it resumes. Default: runs/RECIPE or runs/PHOTOS."),
+]
+PolicyRunFolder = Annotated[
+    Path | None, typer.Option(help="Folder of the run; a run in it resumes. Default: runs/RECIPE.")
 ]
 Override = Annotated[
     bool, typer.Option("--override", help="Resume a run although its configuration differs.")

@@ -45,7 +45,9 @@ def serve(
     queue: Annotated[
         int, typer.Option(help="Images or action chunks that may wait; status 429 beyond that.")
     ] = 512,
-    max_images: Annotated[int, typer.Option(help="Images per request.")] = 64,
+    max_images: Annotated[
+        int | None, typer.Option(help="Images per request. Default: 64, or the queue if that is smaller.")
+    ] = None,
     max_body: Annotated[int, typer.Option(help="Bytes of a request's body.")] = 2**24,
     timeout: Annotated[
         float,
@@ -63,7 +65,10 @@ def serve(
         bool, typer.Option("--fp8", help="FP8 matrix products of a DiT, on NVIDIA GPUs with FP8.")
     ] = False,
     no_verify: Annotated[
-        bool, typer.Option("--no-verify", help="Skip the checksums of the weights, a second per GB or two.")
+        bool,
+        typer.Option(
+            "--no-verify", help="Skip the checksums of the weights: saves about a second per 1-2 GB."
+        ),
     ] = False,
 ) -> None:
     """Answer HTTP requests for images (POST /v1/images) or a policy's actions (POST /v1/actions).
@@ -75,13 +80,14 @@ def serve(
             from driftgen.doctor import install_command
 
             raise InputError(f"serve needs {name}: {install_command('serve')}")
-    from driftgen.interop.model_sources import find_model
     from driftgen.serve.http_server import ServeOptions, run_server
     from driftgen.serve.served_model import ModelOptions
     from driftgen.serve.web_app import Limits
     from driftgen.support.distributed import choose_device
     from driftgen.support.dtype_names import parse_dtype
 
+    # A queue below 1 is refused with a message of its own.
+    most = max(min(64, queue), 1) if max_images is None else max_images
     options = ServeOptions(
         ModelOptions(
             model=model,
@@ -95,7 +101,7 @@ def serve(
             fp8=fp8,
             verify=not no_verify,
         ),
-        Limits(max_images, max_body, token if token is not None else os.environ.get(TOKEN) or None),
+        Limits(most, max_body, token if token is not None else os.environ.get(TOKEN) or None),
         host=host,
         port=port,
         window=window / 1000,
@@ -105,5 +111,5 @@ def serve(
     options.check()
     parse_dtype(dtype)
     choose_device(device)
-    find_model(model, weights)  # before a process is started for it
+    options.model.check()  # before a process is started for the model
     run_server(options, lambda text: print(text, flush=True))

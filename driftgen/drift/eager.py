@@ -50,7 +50,7 @@ class _Work:
     bucket: int  # position of the bucket
     chunk: Chunk
     feature: Tensor  # position of each vector's feature
-    keep: bool  # keep intermediate results between passes
+    buffer: bool  # buffer intermediate results between passes
 
 
 class _Distances(NamedTuple):
@@ -133,7 +133,7 @@ class EagerEngine:
             if weight is not None:
                 per_sample *= weight[work.chunk.g0 : work.chunk.g1, None]
             distance_sums.index_add_(0, work.feature, per_sample.sum(-1).sum(0))
-            if work.keep:
+            if work.buffer:
                 distances[work] = current
             del current
         pairs = self.groups * self.t if weight is None else weight.to(self.exact).sum()
@@ -171,7 +171,7 @@ class EagerEngine:
                 assert total.log_unit is not None
                 product *= pair_factor(log_factor - total.log_unit[work.feature])
             total.sums.index_add_(0, work.feature, product.sum(0))
-            if work.keep:
+            if work.buffer:
                 drifts[work] = current
             del current
         total = self._over_processes(total)
@@ -215,15 +215,15 @@ class EagerEngine:
         return Combined(terms.loss.float(), per_group, gradient)
 
     def _cut(self) -> Iterator[_Work]:
-        kept_share = 0.0
+        buffered_share = 0.0
         for position, bucket in enumerate(self.call.buckets):
             peak, lasting = self._elements_per_problem(bucket.width)
             limit = self.settings.chunk or max(1, CHUNK_ELEMENTS.get(self.device.type, 2**26) // peak)
             feature = bucket.feature_of_vector(self.device)
             for chunk in bucket.chunks(limit):
-                # Results kept between passes may take as much memory as one chunk at its peak.
-                kept_share += chunk.problems * lasting / (limit * peak)
-                yield _Work(position, chunk, feature[chunk.v0 : chunk.v1], keep=kept_share <= 1.0)
+                # Results buffered between passes may take as much memory as one chunk at its peak.
+                buffered_share += chunk.problems * lasting / (limit * peak)
+                yield _Work(position, chunk, feature[chunk.v0 : chunk.v1], buffer=buffered_share <= 1.0)
 
     def _elements_per_problem(self, width: int) -> tuple[int, int]:
         """float32 elements of one problem: at the peak of a pass, and between passes."""
@@ -255,8 +255,8 @@ class EagerEngine:
 
     def _drifts(self, work: _Work, buffers: _ScaleBuffers) -> _Drifts:
         """V_τ of a chunk. Takes its distances out of the buffers and overwrites them, or recomputes them."""
-        s, (units, least, kept) = self.settings, buffers
-        y, distance = kept.pop(work) if work in kept else self._distances(work)
+        s, (units, least, buffered) = self.settings, buffers
+        y, distance = buffered.pop(work) if work in buffered else self._distances(work)
         if least != torch.float32 and y.dtype != least:
             y, distance = self._distances(work, least)
         row_sums, unit = distance.sum(-1), units.distance[work.feature, None].float()

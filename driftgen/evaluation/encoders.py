@@ -78,7 +78,7 @@ def load_encoder(
     model = load_any(name).model
     if not callable(getattr(model, "features", None)):
         raise InputError(
-            f"{name} holds a {type(model).__name__}, which is no encoder: give a pretraining run, pixels, or "
+            f"{name} is no encoder ({type(model).__name__}): give a pretraining run, pixels, or "
             "the file of the FID Inception"
         )
     return wrap_encoder(model, path.name or str(name), place)

@@ -37,7 +37,6 @@ __all__ = [
     "pair_matrix",
     "point_basis",
     "relative_singular_values",
-    "weakest_response",
 ]
 
 RANK_TOLERANCE = 1e-10
@@ -154,20 +153,6 @@ def equilibrium_directions(vectors: Tensor, a: Tensor) -> Tensor:
     rank = int((values > RANK_TOLERANCE * values[0]).sum())
     directions: Tensor = right[rank:]
     return directions
-
-
-def weakest_response(vectors: Tensor, a: Tensor) -> float:
-    """Return σ = min ‖Σ_ij a_i n_j U_ij‖ over ‖n‖ = 1, Σ_j n_j = 0, in R^(D·N).
-
-    It makes "V ≈ 0 implies q ≈ p" quantitative: ‖b − a‖ ≤ ‖V_X‖ / σ. σ = 0 if some q ≠ p has no drift.
-    """
-    m = len(a)
-    # An orthonormal basis of the vectors with sum 0: the complement of the constant vector.
-    plane = torch.linalg.svd(a.new_ones(1, m), full_matrices=True)[2][1:]
-    restricted = field_operator(vectors, a) @ plane.T
-    if len(restricted) < m - 1:
-        return 0.0
-    return float(torch.linalg.svdvals(restricted)[-1])
 
 
 def driftless_mixture(vectors: Tensor, a: Tensor) -> Tensor | None:

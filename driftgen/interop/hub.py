@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from driftgen.errors import InputError
+from driftgen.interop.model_card import HERE
 from driftgen.interop.saved_config import CARD
 from driftgen.support.download import download, first_line, is_repository
 
@@ -61,7 +62,9 @@ def upload(folder: Path, repository: str, **options: Any) -> str:
     api = HfApi(**options)
     card = folder / CARD
     if card.is_file():
-        text = card.read_text(encoding="utf-8").replace('"this/folder"', f'"{repository}"')
+        text = card.read_text(encoding="utf-8")
+        for own in (HERE, '"this/folder")'):  # the second one in cards of older versions
+            text = text.replace(own, f'"{repository}")')
         card.write_text(text, encoding="utf-8")
     try:
         api.create_repo(repository, private=private, exist_ok=True)

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 import driftgen
 
-__all__ = ["describe_generator", "model_card"]
+__all__ = ["HERE", "describe_generator", "model_card", "saved_source"]
+
+# In the code of a card: its own folder, whose path no file can know.
+HERE = '".")  # run in this folder; elsewhere, give its path'
 
 SHOWN_CLASSES = 3  # of more than one too many
 LONGEST_OPTION = 200  # characters of the table; a policy has the range of every dimension
@@ -17,24 +21,23 @@ APART = ("license", "evaluation")  # entries of a model's source that are not in
 
 _GENERATOR = """import driftgen as dg
 
-pipe = dg.DriftPipeline.from_pretrained("this/folder")
+pipe = dg.DriftPipeline.from_pretrained({load}
 images = pipe(labels=[0], guidance={guidance:g}, seed=0)  # one network call per image"""
 _ENCODER = """import driftgen as dg
 
-encoder = dg.load_model("this/folder")
+encoder = dg.load_model({load}
 features = encoder.features(images)  # images [B, C, H, W] in [-1, 1]"""
 _POLICY = """import driftgen as dg
+import numpy as np
 
-policy = dg.DriftingPolicy.from_pretrained("this/folder")
+policy = dg.DriftingPolicy.from_pretrained({load}
 policy.reset()
-action = policy.select_action(observation)  # a dict by key, such as observation.state"""
+# One step of the environment, in its units.
+observation = {{{observation}}}
+action = policy.select_action(observation)"""
 _USAGE = {"generator": _GENERATOR, "encoder": _ENCODER, "policy": _POLICY}
-# What a model is, and its tag on the Hub.
-_KINDS = {
-    "policy": ("A policy", "robotics"),
-    "generator": ("A one-step generator", "one-step-generation"),
-    "encoder": ("An encoder", "feature-extraction"),
-}
+_TAGS = {"policy": "robotics", "generator": "one-step-generation", "encoder": "feature-extraction"}
+_PAPER = "[Drifting Models](https://lambertae.github.io/projects/drifting)"
 
 
 def model_card(
@@ -44,27 +47,32 @@ def model_card(
     options: Mapping[str, Any],
     source: Mapping[str, Any],
     guidance: float,
+    place: str | None = None,
 ) -> str:
     """Return the text of the card, with the metadata block that the Hugging Face Hub reads.
 
     ``source["license"]`` and ``source["evaluation"]`` have places of their own. An evaluation has the entries
-    ``columns``, ``rows`` (of cells) and ``about``.
+    ``columns``, ``rows`` (of cells) and ``about``. ``place`` is the name to load the model by; None for the
+    card's own folder.
     """
-    what, tag = _KINDS[kind]
-    usage = _USAGE[kind].format(guidance=guidance)
+    usage = _USAGE[kind].format(
+        load=HERE if place is None else f'"{place}")',
+        guidance=guidance,
+        observation=_zeros(options.get("observations")),
+    )
     rows = "\n".join(f"| {key} | {_option(value)} |" for key, value in options.items())
     told = {key: value for key, value in source.items() if key not in APART}
-    origin = "".join(f"- {key}: {value}\n" for key, value in told.items()) or "- not recorded\n"
+    origin = "".join(f"- {key}: {_plain(value)}\n" for key, value in told.items()) or "- not recorded\n"
     licensed = f"license: {_line(source['license'])}\n" if source.get("license") else ""
     return f"""---
 library_name: driftgen
 {licensed}tags:
 - drifting-models
-- {tag}
+- {_TAGS[kind]}
 ---
 # {architecture}, {_count(parameters)}
 
-{what} for [Drifting Models](https://lambertae.github.io/projects/drifting), saved by driftgen
+{_sentence(kind, options)}, saved by driftgen
 {driftgen.__version__}.
 
 ```python
@@ -80,11 +88,47 @@ library_name: driftgen
 """
 
 
+def _sentence(kind: str, options: Mapping[str, Any]) -> str:
+    if kind == "generator":
+        return f"A one-step generator for {_PAPER}"
+    if kind == "encoder":
+        return f"An encoder for {_PAPER}"
+    method = options.get("method", "drifting")
+    if method == "drifting":
+        return f"A robot policy of one network call per chunk of actions, trained as in {_PAPER}"
+    return f"A robot policy trained by {_line(method)}, a baseline of {_PAPER}"
+
+
+def _zeros(observations: Any) -> str:
+    """Return the entries of an observation of zeros, as code."""
+    if not isinstance(observations, Mapping):
+        return ""
+    shapes = {str(key): tuple(shape) for key, shape in observations.items()}
+    return ", ".join(
+        f'"{key}": np.zeros({list(shape)}, np.{"uint8" if len(shape) == 3 else "float32"})'
+        for key, shape in shapes.items()
+    )
+
+
+def saved_source(source: Mapping[str, Any], model: nn.Module, dtype: torch.dtype | None) -> dict[str, Any]:
+    """Return the source of a model that is saved in a dtype.
+
+    An evaluation then belongs to the weights before they were rounded, and says so.
+    """
+    facts = source.get("evaluation")
+    stored = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    if dtype in (None, torch.float32) or stored == {dtype} or not isinstance(facts, Mapping):
+        return dict(source)
+    note = f"Measured before the weights were rounded to {str(dtype).removeprefix('torch.')}."
+    about = str(facts.get("about", ""))
+    return {**source, "evaluation": {**facts, "about": about if note in about else f"{about} {note}".strip()}}
+
+
 def _evaluation(facts: Any) -> str:
     """Return the section of an evaluation; empty without one, or if another program wrote something else."""
     try:
         cells = [[_line(cell) for cell in row] for row in (facts["columns"], *facts["rows"])]
-        about = _line(facts["about"], 600)
+        about = _line(facts["about"], 1000)
     except (KeyError, TypeError):
         return ""
     lines = [f"| {' | '.join(row)} |" for row in cells]
@@ -93,8 +137,19 @@ def _evaluation(facts: Any) -> str:
     )
 
 
+def _plain(value: Any) -> str:
+    """Return a value as text without the brackets and quotes of Python."""
+    if value is None or (isinstance(value, Mapping | Sequence) and not value):
+        return "none"
+    if isinstance(value, Mapping):
+        return "; ".join(f"{key}: {_plain(entry)}" for key, entry in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return ", ".join(_plain(entry) for entry in value)
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+
+
 def _option(value: Any) -> str:
-    text = str(value)
+    text = _plain(value)
     return text if len(text) <= LONGEST_OPTION else "see config.json"
 
 

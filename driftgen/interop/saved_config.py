@@ -13,6 +13,8 @@ from torch import nn
 
 import driftgen
 from driftgen.errors import InputError
+from driftgen.interop.model_card import model_card
+from driftgen.support.atomic_write import atomic_write
 from driftgen.support.sharded_safetensors import WEIGHTS, check_files, file_checksum
 from driftgen.support.untrusted_files import read_json, shown
 
@@ -27,6 +29,7 @@ __all__ = [
     "model_options",
     "read_config",
     "tokenizer_checksums",
+    "write_description",
 ]
 
 CONFIG, CARD = "config.json", "README.md"
@@ -101,6 +104,16 @@ def new_config(architecture: str, options: Mapping[str, Any], **facts: Any) -> S
 def _first_problem(error: ValidationError) -> str:
     first = error.errors()[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
+def write_description(folder: Path, config: SavedConfig, kind: str, model: nn.Module) -> None:
+    """Write card and ``config.json`` of a model; the latter last, so that a folder with it is complete."""
+    count = sum(p.numel() for p in model.parameters())
+    with atomic_write(folder / CARD) as scratch:
+        card = model_card(config.architecture, kind, count, config.options, config.source, config.guidance)
+        scratch.write_text(card, encoding="utf-8")
+    with atomic_write(folder / CONFIG) as scratch:
+        scratch.write_text(json.dumps(config.model_dump(), indent=2) + "\n", encoding="utf-8")
 
 
 def check_overwrite(folder: Path, overwrite: bool) -> None:

@@ -22,8 +22,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-# Recompilations of one function, one per shape of each layer, beyond which PyTorch stops compiling.
-RECOMPILE_LIMIT = 256
+# Recompilations of one function beyond which PyTorch stops compiling. Static shapes need one per shape of
+# each layer, so more than the dynamic ones of :mod:`driftgen.ops.compile`.
+STATIC_RECOMPILE_LIMIT = 256
 
 
 def check_compiler(device: torch.device) -> None:
@@ -37,7 +38,7 @@ def check_compiler(device: torch.device) -> None:
 def static_shapes() -> AbstractContextManager[Any]:
     """Compile for static shapes inside this context: code for dynamic shapes would be slower."""
     patch: AbstractContextManager[Any] = torch._dynamo.config.patch(
-        automatic_dynamic_shapes=False, recompile_limit=RECOMPILE_LIMIT
+        automatic_dynamic_shapes=False, recompile_limit=STATIC_RECOMPILE_LIMIT
     )
     return patch
 

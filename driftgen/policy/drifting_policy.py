@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from driftgen.errors import InputError
+from driftgen.generators.base import Generator
 from driftgen.generators.policy_network import PolicyNetwork
 from driftgen.model_io import load_any, save_model
 from driftgen.ops.cuda_graphs import GraphedFunction
@@ -90,9 +91,14 @@ class DriftingPolicy:
             calls: network calls per chunk, likewise.
             verify: compare the weights with the checksums in ``config.json``.
         """
-        model, folder, facts = load_any(source, weights, verify=verify)
+        model, _, facts = load_any(source, weights, verify=verify)
         if not isinstance(model, PolicyNetwork):
-            raise InputError(f"{folder} holds a {type(model).__name__}, no policy: see driftgen policy train")
+            kind, advice = "an encoder", "train a policy with driftgen policy train"
+            if hasattr(getattr(model, "config", None), "action_size"):  # the generator inside of a policy
+                kind = "a network without observations"
+            elif isinstance(model, Generator):
+                kind, advice = "a generator", f"driftgen sample {source}"
+            raise InputError(f"{source} is {kind} ({type(model).__name__}), not a policy: {advice}")
         sampler = make_sampler(model.method, scheduler, calls)
         model.float()  # weights may be stored in 16 bits, actions need more
         return cls(model, sampler=sampler, device=choose_device(device or "cpu"), source=facts["source"])

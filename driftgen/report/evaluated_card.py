@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,10 @@ from typing import Any
 from torch import nn
 
 from driftgen.errors import InputError
-from driftgen.interop.model_card import model_card
 from driftgen.interop.model_sources import find_model
 from driftgen.interop.packaged import packaged_names
-from driftgen.interop.saved_config import CARD, CONFIG, read_config
+from driftgen.interop.saved_config import CARD, read_config, write_description
 from driftgen.report.evaluation_files import format_rows
-from driftgen.support.atomic_write import atomic_write
 
 __all__ = ["card_folder", "write_evaluation"]
 
@@ -43,11 +40,5 @@ def write_evaluation(folder: Path, model: nn.Module, record: Mapping[str, Any]) 
     )
     config = read_config(folder)
     source = {**config.source, "evaluation": {"columns": header, "rows": cells, "about": about}}
-    count = sum(parameter.numel() for parameter in model.parameters())
-    text = model_card(config.architecture, "generator", count, config.options, source, config.guidance)
-    with atomic_write(folder / CARD) as scratch:
-        scratch.write_text(text, encoding="utf-8")
-    with atomic_write(folder / CONFIG) as scratch:
-        changed = config.model_copy(update={"source": source}).model_dump()
-        scratch.write_text(json.dumps(changed, indent=2) + "\n", encoding="utf-8")
+    write_description(folder, config.model_copy(update={"source": source}), "generator", model)
     return folder / CARD

@@ -21,7 +21,7 @@ def show_run(run: RunFiles, state: str, commands: dict[str, str]) -> str:
 
     Args:
         run: its files.
-        state: whether it goes on, in words.
+        state: whether it continues, in words.
         commands: what to type, by purpose.
     """
     return render(

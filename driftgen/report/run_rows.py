@@ -1,7 +1,7 @@
 """Rows of ``metrics.jsonl`` for a page: checked, and at most as many as a page needs.
 
-A report is written again and again while its run goes on: reading every row into memory would take more of it
-with every step.
+A report is written again and again while its run continues: reading every row into memory would take more of
+it with every step.
 """
 
 from __future__ import annotations

@@ -74,6 +74,7 @@ class LiveView:
         self._live: Live | None = None
         self._step: int | None = None  # None before the run begins
         self._seconds_per_step: float | None = None
+        self._samples_per_step: int | None = None
         self._phase: str | None = None  # work that has no step yet, such as compiling
         self._phase_began = self._printed = time.monotonic()
         self._heartbeat, self._left, self._lock = heartbeat, threading.Event(), threading.Lock()
@@ -101,7 +102,7 @@ class LiveView:
 
     def begin(self, summary: Summary) -> None:
         """Print the summary of a run; its first step begins."""
-        self._step = summary.step
+        self._step, self._samples_per_step = summary.step, summary.samples_per_step
         self._set_phase(summary.first_step)
         rows = {**summary.rows, **({"resume": summary.resume} if summary.resume else {})}
         self.console.print(facts_text(rows, self.console.width, whole=("resume",)), soft_wrap=True)
@@ -112,10 +113,11 @@ class LiveView:
 
     def measured(self, speed: Speed) -> None:
         """Print the speed, once it is known."""
+        peak = speed.memory_bytes
+        memory = "" if peak is None else f", peak memory {show_memory(peak)}"
         self._print(
-            f"measured: {show_speed(speed.seconds_per_step)}, {show_duration(speed.seconds_left)} left, "
-            f"peak memory {show_memory(speed.memory_bytes)}; the first step took "
-            f"{speed.first_step_seconds:.1f} s"
+            f"measured: {show_speed(speed.seconds_per_step)}, {show_duration(speed.seconds_left)} left"
+            f"{memory}; the first step took {speed.first_step_seconds:.1f} s"
         )
 
     def update(self, row: Mapping[str, Any]) -> None:
@@ -153,7 +155,7 @@ class LiveView:
     def line(self) -> str:
         """Return the latest row as one line of plain text."""
         row = self._row
-        parts = [f"step {self.step}/{self.total}", self._speed(), _rate(row), self._remaining()]
+        parts = [f"step {self.step}/{self.total}", self._speed(), self._rate(), self._remaining()]
         if "drift" in row:
             parts.append("drift " + " ".join(_number(d) for d in row["drift"]))
         if self._evaluation is not None:
@@ -197,7 +199,7 @@ class LiveView:
         skipped = f"[red]{row['skipped']} steps skipped[/]" if row.get("skipped") else ""
         parts: list[RenderableType] = [head]
         rate = f"learning rate {_number(row['learning_rate'])}" if "learning_rate" in row else ""
-        facts = [self._speed(), _rate(row), memory, rate, skipped]
+        facts = [self._speed(), self._rate(), memory, rate, skipped]
         if any(facts):
             parts.append(Text.from_markup(" · ".join(f for f in facts if f), style="dim"))
         body = Table.grid(padding=(0, 1, 0, 0))
@@ -246,6 +248,13 @@ class LiveView:
 
     def _speed(self) -> str:
         return "" if self._seconds_per_step is None else show_speed(self._seconds_per_step)
+
+    def _rate(self) -> str:
+        """Return the samples per second over the same steps as the steps per second beside it."""
+        rate = self._row.get("samples_per_second")
+        if self._seconds_per_step is not None and self._samples_per_step is not None:
+            rate = self._samples_per_step / max(self._seconds_per_step, 1e-9)
+        return "" if rate is None else f"{rate:,.0f} samples/s" if rate >= 10 else f"{rate:.1f} samples/s"
 
     def _remaining(self) -> str:
         """Return the time left, or how long the work before the end of the first step has taken."""
@@ -333,11 +342,6 @@ def _curves(row: Mapping[str, Any]) -> list[tuple[str, float]]:
         flat["evaluation"] = _best(row["evaluation"])
     flat |= {f"drift {i}": v for i, v in enumerate(row.get("drift", []))}
     return [(k, float(v)) for k, v in flat.items() if v is not None and math.isfinite(v)]
-
-
-def _rate(row: Mapping[str, Any]) -> str:
-    rate = row.get("samples_per_second")
-    return "" if rate is None else f"{rate:,.0f} samples/s" if rate >= 10 else f"{rate:.1f} samples/s"
 
 
 def _number(value: Any) -> str:

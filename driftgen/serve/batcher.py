@@ -28,7 +28,7 @@ __all__ = ["Arrays", "Backend", "Batcher", "OverloadedError", "Part", "Ticket", 
 
 Part = tuple[int, int, int]  # number of a ticket, its first row, the row after its last one
 Arrays = Mapping[str, NDArray[Any]]
-MOST_SECONDS = 60  # of a proposal when to come again
+MOST_SECONDS = 60  # of a proposal when to retry
 
 
 class OverloadedError(Exception):
@@ -57,7 +57,7 @@ class Backend(Protocol):
         ...
 
     def drop(self, ticket: int) -> None:
-        """Forget a request that is not wanted any more."""
+        """Forget a request that is no longer wanted."""
         ...
 
     async def run(self, parts: Sequence[Part]) -> NDArray[Any]:

@@ -102,7 +102,7 @@ def _answer(
         why = _first_line(error)
         channel.send({"batch": batch["batch"], "failed": f"{type(error).__name__}: {why}"})
         if any(text in str(error) for text in FATAL):
-            sys.exit(1)  # the GPU is not usable from this process any more
+            sys.exit(1)  # the GPU is no longer usable from this process
     else:
         channel.send({"batch": batch["batch"]}, {"rows": rows})
 

@@ -107,7 +107,7 @@ async def read_body(chunks: AsyncIterator[bytes], length: str | None, most: int)
     try:
         return json.loads(bytes(body) or b"{}")
     except (ValueError, RecursionError) as error:
-        raise RequestError(400, f"the body is no JSON: {str(error)[:100]}") from None
+        raise RequestError(400, f"the body is not valid JSON: {str(error)[:100]}") from None
 
 
 def validate(kind: type[Model], body: Any) -> Model:

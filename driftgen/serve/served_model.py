@@ -53,14 +53,26 @@ class ModelOptions:
     fp8: bool = False
     verify: bool = True
 
+    def check(self) -> bool:
+        """Find the model and return True if it is a policy, which some options do not apply to."""
+        policy = holds_policy(self.model, self.weights)
+        given = {
+            "--tokenizer": self.tokenizer is not None,
+            "--compile": self.compiled,
+            "--fp8": self.fp8,
+            "--dtype": self.dtype != "as saved",
+        }
+        named = [name for name, is_given in given.items() if is_given]
+        if policy and named:
+            verb = "applies" if len(named) == 1 else "apply"
+            raise InputError(f"{self.model} is a policy: {' and '.join(named)} {verb} to image models alone")
+        return policy
+
 
 def load_served(options: ModelOptions) -> ServedImages | ServedPolicy:
     """Load a model and compute one batch of each size, so that no request pays for a first call."""
     served: ServedImages | ServedPolicy
-    if holds_policy(options.model, options.weights):
-        for name, given in (("tokenizer", options.tokenizer), ("compile", options.compiled or None)):
-            if given is not None:
-                raise InputError(f"{options.model} is a policy: --{name} does not apply")
+    if options.check():
         policy = DriftingPolicy.from_pretrained(
             options.model,
             weights=options.weights,
@@ -179,6 +191,7 @@ class ServedPolicy:
     def describe(self) -> dict[str, Any]:
         """Return what the other process needs to know, for JSON."""
         network = self.policy.network
+        calls = "1 network call" if self.policy.calls == 1 else f"{self.policy.calls} network calls"
         return {
             "kind": "actions",
             "observations": {key: list(shape) for key, shape in network.observations.items()},
@@ -188,7 +201,7 @@ class ServedPolicy:
             "action_size": network.action_size,
             "sizes": self.sizes,
             "device": str(self.policy.device),
-            "model": f"{type(network).__name__} ({network.method}, {self.policy.calls} network calls)",
+            "model": f"{type(network).__name__} ({network.method}, {calls})",
         }
 
     def warm_up(self) -> None:

@@ -106,7 +106,11 @@ def make_app(batcher: Batcher, model: ModelProcess, limits: Limits, stopping: as
     async def page() -> HTMLResponse:
         return HTMLResponse(api_page(app.openapi(), model.options.model, model.about))
 
+    answered = IMAGES if model.about["kind"] == "images" else ACTIONS
+
     async def tell(request: Request, error: Exception) -> Response:
+        if getattr(error, "status_code", None) == 404 and request.url.path in (IMAGES, ACTIONS):
+            return JSONResponse({"error": f"this server answers {answered}: see /docs"}, 404)
         return _error(error)
 
     for kind in (HTTPException, RequestError, OverloadedError, UnavailableError, ClientDisconnect, Exception):
@@ -231,7 +235,7 @@ def _error(error: Exception) -> Response:
     if isinstance(error, RequestError):
         return JSONResponse({"error": str(error)}, error.status)
     if isinstance(error, HTTPException):
-        words = {404: "there is no such path: see /docs", 405: "this path has another method: see /docs"}
+        words = {404: "this path does not exist: see /docs", 405: "this path takes another method: see /docs"}
         return JSONResponse(
             {"error": words.get(error.status_code, str(error.detail))}, error.status_code, headers
         )

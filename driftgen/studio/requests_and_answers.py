@@ -31,10 +31,11 @@ class ModelEntry(NamedTuple):
 
 
 class ModelFacts(NamedTuple):
-    """Classes of a model by name, and its default guidance."""
+    """Classes of a model by name, its default guidance, and the highest one to offer."""
 
     classes: tuple[str, ...]
     guidance: float
+    highest: float
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,16 @@ NEAREST = 5
 MOST_TRAINING = 20_000  # training images that are compared; evenly spread if there are more
 SHOWN_SAMPLES = 8  # that are compared with training images
 GIF_MILLISECONDS = 120
+USUAL_GUIDANCE = 8.0  # end of the slider for models that record no range
+
+
+def _highest_guidance(pipe: DriftPipeline) -> float:
+    """Return the end of the guidance slider: 1 above the highest value of the training, if that is known."""
+    try:
+        highest = float(pipe.source["guidance_range"][1]) + 1
+    except (KeyError, IndexError, TypeError, ValueError):  # other programs may have written the range
+        highest = USUAL_GUIDANCE
+    return max(min(highest, USUAL_GUIDANCE), 2.0, math.ceil(pipe.guidance))
 
 
 class Sampler:
@@ -69,7 +79,7 @@ class Sampler:
         pipe = self._pipeline(model)
         count = pipe.num_classes or 1
         names = pipe.class_names or ([str(i) for i in range(count)] if count > 1 else [])
-        return ModelFacts(tuple(names), pipe.guidance)
+        return ModelFacts(tuple(names), pipe.guidance, _highest_guidance(pipe))
 
     def sample(self, request: SampleRequest) -> Pictures:
         """Sample the images of a request."""
@@ -135,7 +145,7 @@ class Sampler:
         return f"{images}, {shown} ms per image on {self.device}."
 
     def _pipeline(self, model: str) -> DriftPipeline:
-        """Return a loaded model. A run that goes on replaces its model, which is then loaded again."""
+        """Return a loaded model. A run that continues replaces its model, which is then loaded again."""
         source = find_source(model, self.folders)
         written = _written(Path(source))
         if self._loaded is None or self._loaded[0] != (source, written):

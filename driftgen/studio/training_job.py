@@ -113,15 +113,13 @@ class TrainingJob:
         running, code = self._alive(record)
         log, run = _tail(self._log), record["run"]
         if running:
-            text = f"{run} is training since {record['since']}. It goes on when this page is closed."
+            text = f"{run} has been training since {record['since']}. It continues when this page is closed."
         elif code == 0:
             text = f"{run} is complete."
         elif code == 130:
             text = f"{run} was stopped: the same command resumes it from its last checkpoint."
         elif code is None:
-            text = (
-                f"{run} does not run any more. Its curves say how far it came; the same command resumes it."
-            )
+            text = f"{run} is no longer running; its curves show how far it got. The same command resumes it."
         else:
             text = f"{run} ended with exit code {code}: the last lines say why."
         return JobState(running, text, record["command"], run, log)

@@ -89,7 +89,7 @@ def _serve(connection: Connection, module: str, cls: str, arguments: tuple[Any, 
             answer = ("answer", getattr(served, name)(argument))
         except InputError as error:
             answer = ("error", str(error))
-        except Exception as error:  # of any model or simulator: the server goes on
+        except Exception as error:  # of any model or simulator: the server continues
             answer = ("error", _describe(error))
         connection.send(answer)
 

@@ -1,4 +1,4 @@
-"""The base class of configuration sections, and constrained number types."""
+"""The base class of configuration sections, and constrained numeric types."""
 
 from __future__ import annotations
 

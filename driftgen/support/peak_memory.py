@@ -12,14 +12,29 @@ from driftgen.errors import InputError
 __all__ = ["check_fits", "peak_memory", "reset_peak_memory", "show_memory", "total_memory"]
 
 
-def peak_memory(device: torch.device) -> int:
-    """Return the peak in bytes: allocated on the GPU, or resident in host memory."""
+def peak_memory(device: torch.device) -> int | None:
+    """Return the peak in bytes: allocated on the GPU, or resident in host memory.
+
+    None if nothing tells: Windows has no ``resource``, and psutil may be missing.
+    """
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    import resource
-
+    try:
+        import resource
+    except ImportError:
+        return _peak_working_set()
     unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * unit
+
+
+def _peak_working_set() -> int | None:
+    """Return the peak in bytes as Windows reports it."""
+    try:
+        import psutil
+    except ImportError:
+        return None
+    peak = getattr(psutil.Process().memory_info(), "peak_wset", None)
+    return None if peak is None else int(peak)
 
 
 def reset_peak_memory(device: torch.device) -> None:

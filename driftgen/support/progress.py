@@ -21,7 +21,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-__all__ = ["RightMargin", "drawing", "track"]
+__all__ = ["RightMargin", "drawing", "show_metric", "track"]
 
 EVERY_SECONDS = 10.0  # between lines of redirected output
 ECHO = 4  # columns of ^C, pressed twice
@@ -78,7 +78,17 @@ def track(
     )
     with _Bar(*columns, console=console, expand=True) as progress:
         task = progress.add_task(escape(title), total=total, value=metric)
-        yield lambda step, value: progress.update(task, completed=step, value=f"{metric} {value:.3g}")
+        yield lambda step, value: progress.update(task, completed=step, value=show_metric(metric, value))
+
+
+def show_metric(metric: str, value: float) -> str:
+    """Return ``drift 0.0206``; for a unit, ``20.6 ms`` or ``1 network call per image``."""
+    unit, space, rest = metric.partition(" ")
+    if unit == "s":
+        return (f"{value:.3g} s" if value >= 1 else f"{1e3 * value:.3g} ms") + space + rest
+    if metric.startswith("network calls"):
+        return f"{value:.3g} network call{'' if value == 1 else 's'}{metric.removeprefix('network calls')}"
+    return f"{value:.3g} {metric}" if unit == "ms" else f"{metric} {value:.3g}"
 
 
 class _Lines:
@@ -95,7 +105,7 @@ class _Lines:
         if self._first is None:
             self._first, self._began = step, now
         rate = (step - self._first) / max(now - self._began, 1e-9)
-        parts = [f"{self.title} {step}/{self.total}", f"{self.metric} {value:.3g}"]
+        parts = [f"{self.title} {step}/{self.total}", show_metric(self.metric, value)]
         if rate > 0:
             parts.insert(1, f"{rate:,.0f}/s" if rate >= 100 else f"{rate:.3g}/s")
             if step < self.total:

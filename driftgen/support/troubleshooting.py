@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from driftgen.errors import unknown_name
 
-__all__ = ["TOPIC", "find_section", "paragraphs", "read_page", "topics"]
+__all__ = ["TOPIC", "find_section", "first_sentence", "paragraphs", "read_page", "topics"]
 
 TOPIC = re.compile(r" \(driftgen explain ([a-z-]+)\)$")  # at the end of a message
 
@@ -35,6 +35,12 @@ def paragraphs(topic: str) -> tuple[str, ...]:
     text = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", find_section(topic).replace("`", ""))
     blocks = re.split(r"\n\n|\n(?=\d\. )", text)
     return tuple(" ".join(block.split()) for block in blocks[2:])
+
+
+def first_sentence(topic: str) -> str:
+    """Return the first sentence of a section, as plain text."""
+    text = re.sub(r"^\d\. ", "", paragraphs(topic)[0])  # a section may begin with its list of steps
+    return re.split(r"\. (?=[A-Z])", text, maxsplit=1)[0].rstrip(".") + "."
 
 
 @cache

@@ -56,7 +56,7 @@ class RunEstimate:
     steps: int
     seconds_per_step: float
     first_step_seconds: float
-    memory_bytes: int
+    memory_bytes: int | None
     checkpoint_bytes: int
     model_bytes: int
     picture_bytes: int
@@ -139,13 +139,14 @@ def describe_estimate(
 ) -> dict[str, str]:
     """Return rows about the cost of a run in ``folder``, of which ``done`` steps are done."""
     memory, free = total_memory(device), _free_bytes(folder)
+    peak = "" if estimate.memory_bytes is None else f"{show_memory(estimate.memory_bytes)} at the peak"
+    whole = "" if memory is None else f"of {show_memory(memory)}"
     short = free is not None and estimate.disk_bytes > free
     left = f"for the {estimate.steps - done:,} steps after step {done:,}" if done else "in all"
     return {
         "time": f"{show_duration(estimate.seconds(done))} {left}: {show_speed(estimate.seconds_per_step)}, "
         f"{estimate.first_step_seconds:.1f} s for the first step",
-        "memory": f"{show_memory(estimate.memory_bytes)} at the peak"
-        + ("" if memory is None else f", of {show_memory(memory)}"),
+        **({"memory": ", ".join(part for part in (peak, whole) if part)} if peak else {}),
         "disk": f"{show_size(estimate.disk_bytes)} at most: checkpoints "
         f"{show_size(estimate.checkpoint_bytes)}, models {show_size(estimate.model_bytes)}, samples and "
         f"metrics {show_size(estimate.picture_bytes)}"

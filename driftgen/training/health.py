@@ -53,13 +53,22 @@ class Health:
     Args:
         temperatures: of the loss, to name one that is too low.
         untrained: paths of untrained encoders, see :func:`never_trained`.
+        trained_start: the run starts from trained weights (``init``), which an average may well hold.
+        ema_warmup: the averages warm up already, so that is no advice.
 
     Attributes:
         state: the current warnings.
     """
 
-    def __init__(self, temperatures: Sequence[float] = (), untrained: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        temperatures: Sequence[float] = (),
+        untrained: Sequence[str] = (),
+        trained_start: bool = False,
+        ema_warmup: bool = False,
+    ) -> None:
         self.temperatures, self.untrained = tuple(temperatures), tuple(untrained)
+        self.trained_start, self.ema_warmup = trained_start, ema_warmup
         self.state: list[str] = []
         self._rows: deque[Mapping[str, Any]] = deque(maxlen=HISTORY)
         self._seen = 0
@@ -214,13 +223,17 @@ class Health:
             )
 
     def _initial_weights(self) -> Iterator[Problem]:
+        if self.trained_start:
+            return
+        advice = "train for longer, or lower ema"
+        if not self.ema_warmup:
+            advice = "train for longer, lower ema, or start a new run with ema_warmup=true"
         for decay, (share, step) in (self._rows[-1].get("ema_initial_share") or {}).items():
             yield Problem(
                 f"initial weights {decay}",
                 "initial-weights",
                 f"initial weights in the average: the saved EMA {decay} still holds {share:.0%} of the "
-                f"initial weights, and 5% at step {step:,}; train for longer, lower ema, or start a new run "
-                "with ema_warmup=true",
+                f"initial weights, and 5% at step {step:,}; {advice}",
             )
 
     def _unreadable(self) -> Iterator[Problem]:

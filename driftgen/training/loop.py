@@ -257,7 +257,7 @@ class Loop:
             "step": self.step,
             "seconds": round(self.spent + now - self._started, 3),
             "samples_per_second": rate,
-            "memory_gib": peak_memory(self.distributed.device) / 2**30,
+            **({"memory_gib": peak / 2**30} if (peak := peak_memory(self.distributed.device)) else {}),
             "loss": loss,
             "learning_rate": learning_rate(self.config.optim, self.step - 1),
             "gradient_norm": norm,

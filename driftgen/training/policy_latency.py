@@ -68,7 +68,7 @@ def measure_methods(
     with track("latency", len(jobs), "ms per chunk") as progress:
         for recipe, method, batch in jobs:
             config = _policy_config(recipe)
-            network = _random_network(config, method.training)
+            network = _random_network(recipe, config, method.training)
             policy = DriftingPolicy(
                 network, sampler=make_sampler(method.training, method.scheduler), device=device
             )
@@ -120,9 +120,9 @@ def _policy_config(recipe: str) -> PolicyConfig:
     return config
 
 
-def _random_network(config: PolicyConfig, method: str) -> PolicyNetwork:
+def _random_network(recipe: str, config: PolicyConfig, method: str) -> PolicyNetwork:
     """Build the network of a recipe for the shapes of its task, with random weights."""
-    task, preset = _task_of(config)
+    task, preset = _task_of(recipe, config)
     shapes, low, high = task.observations[preset], *task.action_range
     ranges = {ACTION: {"low": list(low), "high": list(high)}}
     for key, shape in shapes.items():
@@ -132,12 +132,12 @@ def _random_network(config: PolicyConfig, method: str) -> PolicyNetwork:
     return network_of(config.model_copy(update={"method": method}), shapes, len(low), ranges)
 
 
-def _task_of(config: PolicyConfig) -> tuple[SimulatedTask, str]:
+def _task_of(recipe: str, config: PolicyConfig) -> tuple[SimulatedTask, str]:
     name = (config.environment or "").partition("-")[0]
     task, preset = TASKS.get(name), config.data.observe or ""
     if task is None or preset not in task.observations:
         raise InputError(
-            f"environment={config.environment}, data.observe={config.data.observe}: no simulated task has "
-            "these observations; choose pusht-state, pusht-image or lift-state"
+            f"{recipe} has environment={config.environment}, which is no task of the simulators: policy "
+            "latency takes recipes with one, such as pusht-state, pusht-image or lift-state"
         )
     return task, preset

@@ -85,7 +85,7 @@ class PolicyTraining:
         if can_capture(config, distributed):
             self.compute = GraphedStep(self.objective.compute, self.network.parameters(), info)
         self.sampler = make_sampler(config.method)
-        self.health = Health(config.loss.temperatures)
+        self.health = Health(config.loss.temperatures, ema_warmup=config.ema_warmup)
         self.last: StepOutput | None = None
         self._random = torch.Generator(device)
         self._ahead: tuple[int, StepInputs] | None = None  # the step drawn ahead

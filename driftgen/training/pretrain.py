@@ -110,7 +110,7 @@ class Pretraining:
         self.rows = distributed.shard(config.batch_size, "batch_size")
         self.samples_per_step = config.batch_size
         self.autocast = torch.bfloat16 if config.precision == "bfloat16" else None
-        self.health = Health()
+        self.health = Health(ema_warmup=config.ema_warmup)
         self.unreadable = UnreadableImages(self.data, distributed)
         self.batch_metrics: dict[str, Tensor] = {}
         self.probe = self._draw_probe()

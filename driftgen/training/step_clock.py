@@ -19,13 +19,13 @@ class Speed:
         seconds_per_step: mean over the steps so far, metrics and previews included.
         seconds_left: to the last step.
         first_step_seconds: of the first step since the start or resume.
-        memory_bytes: peak memory so far.
+        memory_bytes: peak memory so far; None if the system does not tell.
     """
 
     seconds_per_step: float
     seconds_left: float
     first_step_seconds: float
-    memory_bytes: int
+    memory_bytes: int | None
 
 
 class StepClock:

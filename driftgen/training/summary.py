@@ -20,7 +20,7 @@ from driftgen.support.compile_times import last_compile_seconds
 from driftgen.support.distributed import Distributed
 from driftgen.support.peak_memory import show_memory, total_memory
 from driftgen.support.provenance import count_threads
-from driftgen.training.config import PretrainConfig, TrainConfig
+from driftgen.training.config import MODULE, PretrainConfig, TrainConfig
 from driftgen.training.step_clock import show_duration, show_speed
 from driftgen.training.task import Describes, LoopConfig, Task
 
@@ -48,12 +48,14 @@ class Summary:
         step: number of steps that are done.
         resume: the command that resumes the run.
         compile_key: identifies the compilation of the first step; None if nothing is compiled.
+        samples_per_step: of all processes; None if not known.
     """
 
     rows: Mapping[str, str]
     step: int
     resume: str
     compile_key: str | None = None
+    samples_per_step: int | None = None
 
     @property
     def first_step(self) -> str:
@@ -84,8 +86,8 @@ def summarize(
         "device": f"{device}, {getattr(config, 'precision', 'float32')}{', compiled' if compiles else ''}",
         "steps": f"{steps:,}"
         + (f", {steps - step:,} left: resumes after step {step:,}" if step else "")
-        + f"; checkpoint and model every {output.checkpoint_every:,}, "
-        f"samples every {output.samples_every:,}",
+        + f"; checkpoint and model {_every(output.checkpoint_every, steps)}, "
+        f"samples {_every(output.samples_every, steps)}",
         "time": "measured in the first steps, then printed with the peak memory"
         if seconds_per_step is None
         else f"about {show_duration(seconds_per_step * (steps - step))} left at "
@@ -100,7 +102,11 @@ def summarize(
             if before is None
             else f"in the first step; it took {before:.0f} s last time"
         )
-    return Summary(rows, step, resume_command(config.task, name, folder), key)
+    return Summary(rows, step, resume_command(config.task, name, folder), key, task.samples_per_step)
+
+
+def _every(interval: int, steps: int) -> str:
+    return f"every {interval:,}" if interval < steps else "at the end"
 
 
 def describe_training(
@@ -112,6 +118,7 @@ def describe_training(
     for i, (entry, encoder) in enumerate(zip(config.encoders, encoders, strict=True), 1):
         label = "encoder" if len(encoders) == 1 else f"encoder {i}"
         origin = "" if entry.name.lower() == type(encoder).__name__.lower() else f", {entry.name}"
+        origin = ", passed from Python" if entry.name == MODULE else origin
         pool = f" and {len(entry.pool)} more, one a step" if entry.pool else ""
         rows[label] = describe_network(encoder) + origin + pool
     if not encoders:

@@ -138,7 +138,7 @@ class Training:
             self.compute = GraphedStep(self.step, self.generator.parameters(), info)
         encoders = zip(config.encoders, self.phi.networks, strict=True)
         untrained = [entry.name for entry, encoder in encoders if never_trained(encoder)]
-        self.health = Health(config.loss.temperatures, untrained)
+        self.health = Health(config.loss.temperatures, untrained, config.init is not None, config.ema_warmup)
         self.unreadable = UnreadableImages(self.data, distributed)
         self.last: tuple[StepInputs, StepOutput] | None = None
         self.done = 0  # steps up to the last one computed

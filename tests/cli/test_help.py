@@ -65,8 +65,25 @@ def test_help_of_a_command(words, here, monkeypatch):
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "<bool>" not in done.stdout
     assert "BOOLEAN" not in done.stdout
+    assert "list[" not in done.stdout
+    assert "<Path>" not in done.stdout
+    assert "{" not in done.stdout
     assert "--help" in done.stdout
     assert "…" not in done.stdout  # nothing is cut off
+
+
+def test_arguments_have_names_in_capitals(here):
+    def usage(*words):
+        (line,) = (line for line in here(*words, "--help").stdout.splitlines() if "Usage:" in line)
+        return " ".join(line.split("[OPTIONS]")[1].split())
+
+    assert usage("train") == "RECIPE"
+    assert usage("explain") == "[TOPIC]"
+    assert usage("policy", "eval") == "MODEL..."
+    assert usage("policy", "latency") == "[RECIPE...]"
+    assert usage("policy", "spread") == "RUN..."
+    assert usage("eval") == "MODEL | stats DATA OUT"
+    assert "'RECIPE'" in here("train").stderr
 
 
 def test_options_with_a_value_keep_their_type(here):

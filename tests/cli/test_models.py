@@ -32,7 +32,7 @@ def test_sample_writes_single_images_and_a_sheet(tmp_path, here):
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(out / "grid.png")
     assert pictures(out) == ["00000_class3.png", "00001_class5.png"]
-    assert "network calls per image 1" in done.stderr
+    assert "1 network call per image" in done.stderr
     record = json.loads((out / "samples.json").read_text())
     assert (record["labels"], record["guidance"], record["seed"]) == ([3, 5], 1.5, 0)
     first = (out / "00001_class5.png").read_bytes()
@@ -149,11 +149,12 @@ def damaged(tmp_path):
         (["sample", "{pixel}", "--dtype", "int8"], "dtype='int8' is not known"),
         (["sample", "{pixel}", "--device", "warp"], "device=warp"),
         (["sample", "{pixel}", "--batch-size", "0"], "batch_size=0 must be at least 1"),
-        (["sample", "{pixel}", "-n", "0"], "num_images=0 must be from 1 to"),
+        (["sample", "{pixel}", "-n", "0"], "--number=0 must be from 1 to"),
         (["sample", "nowhere"], "nowhere does not exist: give a folder"),
         (["sample", "{tmp}"], "holds no model: config.json and model.safetensors"),
         (["sample", "{damaged}"], "ends too early: it is truncated; copy it again"),
-        (["sample", "{mae}"], "holds a ResNetMAE, which is an encoder"),
+        (["sample", "digits", "--labels", "3,5", "-n", "1"], "--number=1 is less than the 2 labels"),
+        (["sample", "{mae}"], "is an encoder (ResNetMAE), not a generator"),
         (["convert", "official", "{damaged}", "{tmp}/new"], "ends too early: it is truncated"),
         (["convert", "official", "{tmp}", "{tmp}/new"], "holds no released model"),
         (["convert", "to-official", "{tmp}", "{tmp}/new"], "holds no model"),

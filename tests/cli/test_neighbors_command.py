@@ -135,7 +135,7 @@ def damaged_folder(folder):
         (["--data", "{tmp}/text.npz"], "text.npz cannot be read as an array"),
         (["--data", "{tmp}/damaged"], "3 of 3 images cannot be read"),
         (["--encoder", "{tmp}/mae"], "images of 1x8x8: x is 8x8 pixels: 4 stages"),
-        (["--encoder", "{run}"], "holds a ImageMLP, which is no encoder"),
+        (["--encoder", "{run}"], "is no encoder (ImageMLP)"),
         (["--encoder", "nowhere"], "nowhere does not exist"),
         (["--samples", "0"], "samples=0 and nearest=5 must be at least 1"),
         (["--nearest", "0"], "nearest=0 must be from 1 to 50"),

@@ -25,7 +25,6 @@ from driftgen.evaluation.identifiability import (
     pair_matrix,
     point_basis,
     relative_singular_values,
-    weakest_response,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -147,21 +146,6 @@ def test_generic_vectors_are_independent_and_identify_q():
     torch.testing.assert_close(torch.linalg.lstsq(rows, zero_field[:, None]).solution[:, 0], a)
 
 
-def test_a_small_field_means_close_mixtures():
-    """‖b − a‖ ≤ ‖V_X‖ / σ, with equality along the weakest direction."""
-    vectors = interaction_vectors(
-        normal(60, 2), gaussian_basis(1.5 * normal(6, 2, seed=1), 0.4), temperature=0.5
-    )
-    a = mixture(6, 2)
-    weakest = weakest_response(vectors, a)
-    ratios = []
-    for seed in range(200):
-        b = mixture(6, seed)
-        if seed != 2:
-            ratios.append(float(field_of_pairs(vectors, a, b).norm() / (b - a).norm()))
-    assert 0 < weakest <= min(ratios) < 100 * weakest
-
-
 @pytest.mark.parametrize("probes", [1, 2])
 def test_too_few_probes_leave_a_q_without_drift(probes):
     """D·N < m − 1 equations cannot determine q: the null space gives q ≠ p with zero field."""
@@ -171,7 +155,6 @@ def test_too_few_probes_leave_a_q_without_drift(probes):
     assert numerical_rank(pair_matrix(vectors)) == dim * probes < m - 1
     a = torch.full((m,), 1 / m, dtype=torch.float64)
     assert len(equilibrium_directions(vectors, a)) == m - 1 - dim * probes
-    assert weakest_response(vectors, a) == 0
     b = driftless_mixture(vectors, a)
     assert_density(b)
     assert mixture_distance(basis, a, b) > 0.03

@@ -9,7 +9,9 @@ import driftgen as dg
 from driftgen.features import Backbone, ResNetMAE
 from driftgen.generators import DiT, ImageMLP, UNet2D
 from driftgen.interop.model_card import model_card
+from driftgen.training.model_shards import save_shards
 from tests.support.pipelines import Own
+from tests.support.small_policy import save_small_policy
 
 with suppress(ImportError):
     from transformers import ConvNextV2Model  # noqa: F401, its import takes longer than a test may
@@ -67,9 +69,11 @@ def test_counts(tmp_path):
     assert heading(DiT(input_size=8, hidden_size=256, depth=2, num_heads=4)).endswith("M parameters")
 
 
-def test_the_code_of_a_card_runs(card, tmp_path):
+def test_the_code_of_a_card_runs(card, tmp_path, monkeypatch):
+    """In the folder of the model, as the card says."""
     name, text = card
-    code = text.split("```python\n")[1].split("```")[0].replace("this/folder", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    code = text.split("```python\n")[1].split("```")[0]
     if name == "DiT":  # latents, whose tokenizer is not here
         code = code.replace("seed=0", "seed=0, output='latent'")
     channels = 3 if name == "ConvNeXtV2" else 1
@@ -99,3 +103,56 @@ def test_long_options_are_left_to_the_configuration():
     card = model_card("PolicyNetwork", "policy", 5, {"horizon": 16, "statistics": ranges}, {}, 1.0)
     assert "| horizon | 16 |" in card
     assert "| statistics | see config.json |" in card
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ({"observation.state": [20]}, "observation.state: 20"),
+        ((64, 128, 256, 384), "64, 128, 256, 384"),
+        ([2], "2"),
+        (None, "none"),
+        ({}, "none"),
+        ((), "none"),
+        ([1.0, 3.0], "1, 3"),
+        (0.123456789, "0.123456789"),
+        (True, "True"),
+        ("small", "small"),
+    ],
+)
+def test_options_are_plain_text(value, shown):
+    card = model_card("UNet2D", "generator", 5, {"crop": value}, {"range": value}, 1.0)
+    assert f"| crop | {shown} |" in card
+    assert f"- range: {shown}\n" in card
+
+
+def test_the_code_of_a_policy_runs(tmp_path, monkeypatch):
+    folder = save_small_policy(tmp_path)
+    text = (folder / "README.md").read_text()
+    assert (
+        "\nA robot policy of one network call per chunk of actions, trained as in [Drifting Models]" in text
+    )
+    monkeypatch.chdir(folder)
+    names = {}
+    exec(compile(text.split("```python\n")[1].split("```")[0], "policy", "exec"), names)
+    assert names["action"].shape == (2,)
+
+
+def test_a_baseline_is_called_one():
+    card = model_card("PolicyNetwork", "policy", 5, {"method": "regression"}, {}, 1.0)
+    assert "\nA robot policy trained by regression, a baseline of [Drifting Models]" in card
+
+
+def test_saving_again_keeps_license_and_figures(tmp_path):
+    evaluation = {"columns": ["alpha", "FID"], "rows": [["1", "9.50"]], "about": "1,000 samples."}
+    source = {"data": "digits", "license": "apache-2.0", "evaluation": evaluation}
+    dg.save_model(ImageMLP(), tmp_path / "a", source=source)
+    exact = save_shards(tmp_path / "a", tmp_path / "b", dtype=None)
+    rounded = save_shards(tmp_path / "a", tmp_path / "c", dtype=torch.int8)
+    again = save_shards(rounded, tmp_path / "d", dtype=torch.int8)
+    note = "Measured before the weights were rounded to int8."
+    for folder, about in ((exact, ""), (rounded, f" {note}"), (again, f" {note}")):
+        text = (folder / "README.md").read_text()
+        assert "license: apache-2.0\n" in text
+        assert "- data: digits\n" in text
+        assert f"| 1 | 9.50 |\n\n1,000 samples.{about}\n" in text

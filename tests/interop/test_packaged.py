@@ -14,7 +14,9 @@ from driftgen.interop.model_sources import holds_policy
 from driftgen.interop.packaged import FOLDER, find_packaged, packaged_names
 from driftgen.model_io import save_model
 from driftgen.policy.rollout import run_rollouts
+from driftgen.report.evaluation_files import format_rows
 from driftgen.support.checksum import weights_checksum
+from tools.packaged_cards import packaged_card
 
 RESULTS = Path(__file__).parents[2] / "results"
 LARGEST, LARGEST_POLICY = 30e6, 15e6  # bytes
@@ -32,11 +34,21 @@ def test_a_packaged_model(name, tmp_path, monkeypatch):
         assert policy.predict(history, seed=0).shape == (2, policy.horizon, policy.network.action_size)
     else:
         assert len(dg.DriftPipeline.from_pretrained(name)([0, 1])) == 2
-    assert f'from_pretrained("{name}")' in (FOLDER / name / "README.md").read_text(encoding="utf-8")
+    card = (FOLDER / name / "README.md").read_text(encoding="utf-8")
+    # python -m tools.packaged_cards writes them.
+    assert card == packaged_card(name)
+    assert f'from_pretrained("{name}")' in card
+    assert "license: apache-2.0\n" in card
+    assert "- data: " in card
+    assert "Evaluation:" in card
 
 
 def test_the_digits_are_those_of_the_demo():
     record = json.loads((RESULTS / "demo-digits" / "evaluation.json").read_text())
+    (row,) = dg.DriftPipeline.from_pretrained("digits").source["evaluation"]["rows"]
+    shown = record["figures"]
+    assert row[:2] == [f"{record['guidance']:g}", f"{shown['recognized']:.1%}"]
+    assert row[2:] == [f"{shown['precision_heldout']:.3f}", f"{shown['recall_heldout']:.3f}"]
     labels = [label for label in range(10) for _ in range(EACH)]
     pipe = dg.DriftPipeline.from_pretrained("digits", batch_size=EACH)
     figures = evaluate_digits(pipe(labels, guidance=GUIDANCE, seed=0, output="tensor"), torch.tensor(labels))
@@ -54,8 +66,9 @@ def test_the_figures_of_cifar10_are_those_of_these_weights():
     best = min(rows, key=lambda row: row["FID"])
     assert best["guidance"] == pipe.guidance
     assert best["FID"] <= 15
-    for row in rows:
-        assert f"{row['FID']:.2f} at guidance {row['guidance']:g}" in card
+    evaluation = pipe.source["evaluation"]
+    assert [evaluation["columns"], evaluation["rows"]] == [*format_rows(rows)]
+    assert f"| {best['guidance']:g} | {best['FID']:.2f} |" in card
 
 
 def pusht_record(episodes):

@@ -177,8 +177,15 @@ def test_wrong_observations_are_one_line(tmp_path):
     with pytest.raises(dg.InputError, match="for policies of method diffusion, this one is drifting"):
         make_sampler("drifting", "ddim")
     dg.save_model(policy.network.generator, tmp_path / "g")
-    with pytest.raises(dg.InputError, match="holds a UNet1D, no policy"):
+    with pytest.raises(dg.InputError, match="is a network without observations \\(UNet1D\\), not a policy"):
         dg.DriftingPolicy.from_pretrained(tmp_path / "g")
+    with pytest.raises(
+        dg.InputError, match=r"^digits is a generator .*, not a policy: driftgen sample digits$"
+    ):
+        dg.DriftingPolicy.from_pretrained("digits")
+    message = "^pusht is a policy, not a generator: driftgen policy rollout pusht, or"
+    with pytest.raises(dg.InputError, match=message):
+        dg.DriftPipeline.from_pretrained("pusht")
 
 
 def test_weights_of_half_the_size_act_in_float32(tmp_path):

@@ -3,6 +3,7 @@
 import io
 import re
 import time
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -40,6 +41,17 @@ def test_the_bar_moves_with_every_step_from_the_first():
         view.advance(3, 0.5)  # metrics come less often than steps
         assert " 3/200 " in shown(view)
         assert view.line() == "step 3/200, 0.5 s/step, 1:38 left, drift 0.1"
+
+
+def test_both_speeds_are_of_the_same_steps():
+    """The rate of a row is that since the last row: other steps than those of the mean time per step."""
+    view = LiveView("runs/x", 200, console=Console(file=io.StringIO()))
+    view.update({"step": 2, "samples_per_second": 4882.0})
+    assert "4,882 samples/s" in view.line()
+    view.begin(replace(summary(), samples_per_step=256))
+    view.advance(2, 0.05)
+    assert "20 steps/s, 5,120 samples/s, " in view.line()
+    assert "20 steps/s · 5,120 samples/s" in shown(view)
 
 
 def test_a_resumed_bar_starts_where_it_stopped():

@@ -73,7 +73,9 @@ def test_actions_are_those_of_the_policy_whatever_the_batch(folder):
         assert "driftgen_rows_total 12.0" in text
         assert (await client.get("/healthz")).json()["kind"] == "actions"
         assert "observation.state&#34;: [0.0, 0.0]" in (await client.get("/docs")).text
-        assert (await client.post("/v1/images", json={})).status_code == 404
+        answer = await client.post("/v1/images", json={})
+        assert answer.status_code == 404
+        assert answer.json() == {"error": "this server answers /v1/actions: see /docs"}
         answer = await client.post("/v1/actions", json={"observation": {}})
         assert (answer.status_code, "observation.state is missing" in answer.json()["error"]) == (422, True)
         answer = await client.post("/v1/actions", json={"seed": 1})

@@ -30,6 +30,10 @@ def _libraries():
         (["nowhere"], "nowhere does not exist: give a folder"),
         (["digits", "--batch-size", 0], "--batch-size=0 must be from 1 to 65536"),
         (["digits", "--queue", 8, "--max-images", 9], "--max-images=9 must be from 1 to 8"),
+        (["digits", "--queue", 8, "--host", "no.such.host.invalid"], "cannot listen on 'no.such.host.inv"),
+        (["digits", "--queue", 0], "--queue=0 must be from 1 to"),
+        (["pusht", "--fp8"], "pusht is a policy: --fp8 applies to image models alone"),
+        (["pusht", "--compile", "--dtype", "float16"], "--compile and --dtype apply to image models alone"),
         (["digits", "--port", 70000], "--port=70000 must be from 0 to 65535"),
         (["digits", "--window", "nan"], "--window=nan must be from 0 to 1000"),
         (["digits", "--timeout", 0], "--timeout=0 must be from 1"),
@@ -104,7 +108,7 @@ def test_nothing_is_lost():
         assert row["exit_code"] == 0, row
         assert set(row["statuses"]) <= {"200", "429", "503"}, row
         refused = row["requests"] - row["statuses"].get("200", 0)
-        assert row["retry_after"] == refused, row  # all of them say when to come again
+        assert row["retry_after"] == refused, row  # all of them say when to retry
     assert rows["overload"]["statuses_after"].keys() == {200}
     killed = rows["killed model"]["statuses"]
     assert killed["503"] > 0

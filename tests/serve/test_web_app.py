@@ -111,10 +111,10 @@ def test_formats():
 
 
 WRONG = [
-    (b"{", 400, "the body is no JSON"),
-    (b"\xff\xfe", 400, "the body is no JSON"),
-    (b"[" * 100_000, 400, "the body is no JSON"),
-    (b"1" * 5000, 400, "the body is no JSON"),
+    (b"{", 400, "the body is not valid JSON"),
+    (b"\xff\xfe", 400, "the body is not valid JSON"),
+    (b"[" * 100_000, 400, "the body is not valid JSON"),
+    (b"1" * 5000, 400, "the body is not valid JSON"),
     (b"[1]", 400, "must be a JSON object"),
     (b"null", 400, "must be a JSON object"),
     (b'{"colour": 1}', 422, "colour is not known: give labels, number, guidance, seed, format"),
@@ -166,10 +166,12 @@ def test_wrong_requests_get_one_sentence():
         for method, path, status in (
             ("GET", "/v2", 404),
             ("GET", "/v1/images", 405),
-            ("POST", "/v1/actions", 404),
         ):
             answer = await client.request(method, path)
             assert (answer.status_code, list(answer.json())) == (status, ["error"])
+        answer = await client.post("/v1/actions", json={})
+        assert answer.status_code == 404
+        assert answer.json() == {"error": "this server answers /v1/images: see /docs"}
         assert (await client.post("/v1/images", json={"seed": 1})).status_code == 200
 
     serve_here(scenario, limits={"body": 2**17})

@@ -76,6 +76,8 @@ def test_facts_of_a_model(sampler, folders):
     facts = sampler.describe("digits")
     assert facts.classes == tuple("0123456789")
     assert facts.guidance == 1.5
+    assert facts.highest == 8  # no range on record
+    assert sampler.describe("cifar10").highest == 4  # trained on 1 to 3
     add_run(folders)
     assert len(sampler.describe(str(folders.runs / "old")).classes) == 10
 

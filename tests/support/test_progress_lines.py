@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from driftgen.support import progress
@@ -29,7 +30,7 @@ def test_the_last_line_has_no_time_left(monkeypatch):
         on_step(0, 0.0)
         now = 1.0
         on_step(321_000, 1.0)
-    assert console.file.getvalue() == "features 321000/321000, 321,000/s, s 1\n"
+    assert console.file.getvalue() == "features 321000/321000, 321,000/s, 1 s\n"
 
 
 def test_a_quiet_process_prints_nothing():
@@ -37,3 +38,19 @@ def test_a_quiet_process_prints_nothing():
     with progress.track("encoding", 10, "share done", console) as on_step:
         on_step(10, 1.0)
     assert console.file.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "shown"),
+    [
+        ("drift", 0.02061, "drift 0.0206"),
+        ("s", 0.02061, "20.6 ms"),
+        ("s", 2.061, "2.06 s"),
+        ("ms per chunk", 3.721, "3.72 ms per chunk"),
+        ("network calls per image", 1, "1 network call per image"),
+        ("network calls per image", 10, "10 network calls per image"),
+        ("share done", 0.5, "share done 0.5"),
+    ],
+)
+def test_units_follow_their_values(metric, value, shown):
+    assert progress.show_metric(metric, value) == shown

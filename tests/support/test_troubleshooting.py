@@ -104,6 +104,9 @@ def test_explain():
     run = CliRunner().invoke(app, ["explain", "collapse"])
     assert run.exit_code == 0
     assert "loss.repulsion" in run.output
-    listed = CliRunner().invoke(app, ["explain"]).output.split()
-    assert listed == topics()
+    listed = dict(line.split(maxsplit=1) for line in CliRunner().invoke(app, ["explain"]).output.splitlines())
+    assert list(listed) == topics()
+    assert listed["collapse"] == "Every class became one image, or all samples one image."
+    assert listed["not-found"] == "Paths are relative to the current folder."
+    assert listed["slow-loss"].endswith(", or float64.")
     assert isinstance(CliRunner().invoke(app, ["explain", "colapse"]).exception, InputError)

@@ -88,7 +88,7 @@ def test_copies_are_apart_frozen_and_evaluated():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_number_type_is_kept(dtype):
+def test_averages_keep_the_dtype(dtype):
     model = nn.Linear(2, 2).to(dtype)
     ema = EMA(model, (0.5,))
     before = model.weight.detach().clone()

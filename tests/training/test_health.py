@@ -267,6 +267,20 @@ def test_a_generator_that_opens_is_not_collapsed():
     assert ["collapsed"] in told([{"diversity": 0.01, "learning_rate": 1e-4}] * 60)[0]
 
 
+def test_initial_weights_in_the_average():
+    row = {"ema_initial_share": {"0.9995": [0.97, 5990]}}
+    (text,) = Health().update(row)
+    assert (
+        "still holds 97% of the initial weights, and 5% at step 5,990; train for longer, lower ema, or"
+        in text
+    )
+    assert "start a new run with ema_warmup=true" in text
+    (text,) = Health(ema_warmup=True).update(row)
+    assert "at step 5,990; train for longer, or lower ema" in text
+    assert "ema_warmup" not in text
+    assert Health(trained_start=True).update(row) == []
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, None])
 def test_not_finite(value):
     said, health = told([{"loss": 1.0}, {"loss": value}])

@@ -26,7 +26,9 @@ def test_one_row_for_each_method_of_the_same_network(tmp_path, capsys):
 
 
 def test_recipes_without_a_simulated_task():
-    with pytest.raises(InputError, match="no simulated task has these observations"):
+    with pytest.raises(
+        InputError, match="which is no task of the simulators: policy latency takes recipes with one"
+    ):
         measure_methods(["two-ways"])
     with pytest.raises(InputError, match="digits is no recipe of a policy"):
         measure_methods(["digits"])

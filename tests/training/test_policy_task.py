@@ -293,7 +293,7 @@ def test_images_train(tmp_path):
     policy = run.policy()
     history = {key: values[None, :2] for key, values in with_images().observations.items()}
     assert policy.predict(history).shape == (1, 8, 2)
-    with pytest.raises(dg.InputError, match="which is a policy, see DriftingPolicy"):
+    with pytest.raises(dg.InputError, match="is a policy, not a generator: driftgen policy rollout"):
         run.pipeline()
 
 

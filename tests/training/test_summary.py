@@ -48,7 +48,7 @@ def test_a_run_describes_itself(tmp_path, photos):
     )
     assert rows["device"].startswith("cpu, 1 thread, ")
     assert rows["device"].endswith("float32")
-    assert rows["steps"] == "7; checkpoint and model every 10, samples every 1,000"
+    assert rows["steps"] == "7; checkpoint and model at the end, samples at the end"
     assert rows["output"].startswith(f"{tmp_path / 'r'}: ")
     assert "Ctrl-C" in rows["stop"]
     assert "compiling" not in rows

@@ -37,7 +37,7 @@ class Downloads:
         return PREFIX + key
 
     def get(self, path: str) -> bytes | None:
-        """Return the file of an address; None if it is not kept any more."""
+        """Return the file of an address; None if it is no longer stored."""
         with self._lock:
             return self._files.get(unquote(path).removeprefix(PREFIX))
 
@@ -49,7 +49,7 @@ class Downloads:
                 await app(scope, receive, send)
                 return
             found = self.get(scope["path"])
-            body = b"This file is not kept any more: generate the images again." if found is None else found
+            body = b"This file is no longer stored: generate the images again." if found is None else found
             kind = b"text/plain; charset=utf-8" if found is None else b"application/zip"
             headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode())]
             if found is not None:

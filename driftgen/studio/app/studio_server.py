@@ -82,7 +82,7 @@ def run_studio(runs: Path, data: Path, host: str, port: int, token: str | None, 
                 f"{folders.runs} and {folders.data} and start trainings. The connection is not encrypted.",
                 flush=True,
             )
-        print("Ctrl-C ends it; a training that it started goes on.", flush=True)
+        print("Ctrl-C ends it; a training that it started continues.", flush=True)
         try:
             threading.Event().wait()
         except KeyboardInterrupt:

@@ -72,7 +72,7 @@ def build_sample_tab(gr: Any, page: Any, workshop: Workshop) -> None:
             return gr.Dropdown(choices=[], value=[]), gr.skip(), say_errors(error)
         return (
             gr.Dropdown(choices=list(facts.classes), value=[]),
-            gr.Slider(value=facts.guidance),
+            gr.Slider(value=facts.guidance, maximum=facts.highest),
             show_message(WELCOME),
         )
 
