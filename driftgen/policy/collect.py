@@ -170,8 +170,9 @@ def _attempt(parts: Path, task: str, images: bool, seed: int) -> Path:
     if arrays is None:
         failure.touch(exist_ok=False)
         return failure
+    named: dict[str, Any] = arrays  # mypy takes each array for the option allow_pickle
     with atomic_write(success) as scratch:
-        np.savez(scratch, **arrays)
+        np.savez(scratch, **named)
     return success
 
 
