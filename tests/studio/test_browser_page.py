@@ -224,8 +224,8 @@ def test_bad_input_is_one_line(here, tmp_path, runtime, monkeypatch):
         other.listen()
         used = other.getsockname()[1]
         for words, message in {
-            ("policy",): "holds a PolicyNetwork, which is a policy",
-            ("encoder",): "holds a ResNetMAE, which is an encoder",
+            ("policy",): "is a policy, not a generator",
+            ("encoder",): "is an encoder (ResNetMAE), not a generator",
             ("damaged",): "damaged",
             ("missing",): "missing does not exist",
             ("digits", "--out", "taken"): "taken exists and is not an empty folder",
