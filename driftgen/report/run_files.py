@@ -173,6 +173,7 @@ class RunFiles:
             "size": f"size {size} ({reason})",
             "generator": f"generator {found.get('generator')}",
             "encoder": f"encoder {found.get('encoder')}",
+            "warning about the encoder": f"warning: {found.get('warning about the encoder')}",
             "augmentation": found.get("augmentation", ""),
         }
         return [line for name, line in shown.items() if name in found]
