@@ -271,7 +271,9 @@ def _dry_run(config: Any, folder: Path, override: bool, device: str | None) -> N
             cost = dry_run(phase.config, phase.folder, **options, parts=phase.parts)
         network = "encoder" if phase.config.task == "pretrain" else "generator"
         title = {f"part {i} of {len(phases)}": network} if len(phases) > 1 else {}
-        output.print(facts_text({**title, **cost.rows}, output.width), end="\n\n" if title else "\n", soft_wrap=True)
+        output.print(
+            facts_text({**title, **cost.rows}, output.width), end="\n\n" if title else "\n", soft_wrap=True
+        )
         seconds += cost.seconds
     if len(phases) > 1:
         output.print(facts_text({"both parts": show_duration(seconds)}, output.width), soft_wrap=True)

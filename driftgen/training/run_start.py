@@ -12,7 +12,13 @@ import torch.distributed as dist
 from driftgen.errors import InputError
 from driftgen.support.distributed import Distributed
 from driftgen.support.folder_lock import hold_folder
-from driftgen.training.auto_encoder import EncoderChoice, choose_encoder, is_auto, pretrain_command, pretrain_config
+from driftgen.training.auto_encoder import (
+    EncoderChoice,
+    choose_encoder,
+    is_auto,
+    pretrain_command,
+    pretrain_config,
+)
 from driftgen.training.build import NO_PARTS, Parts, build_mae, check_encoder_paths, open_data
 from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.compact_state import place_state
