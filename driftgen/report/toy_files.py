@@ -41,8 +41,8 @@ def write_evolution(evolution: Evolution, out: Path, command: str) -> list[Path]
 def metric_rows(metrics: dict[str, Any]) -> dict[str, str]:
     """Format the metrics of a toy run for display.
 
-    ``drift_at_start`` and ``drift_at_end`` are left out: normalized over both axes, V grows with the number of
-    points per sample, so they are on another scale than the drift of a step.
+    ``drift_at_start`` and ``drift_at_end`` are left out: normalized over both axes, V grows with the number
+    of points per sample, so they are on another scale than the drift of a step.
     """
     rows = {
         "energy distance to fresh data, start": show_energy_distance(metrics["energy_distance_at_start"]),

@@ -26,5 +26,6 @@ def check_mae_width(config: Masking) -> None:
         raise InputError(
             f"mae.options.base_channels={width}: {', '.join(names[:-1])} and {names[-1]} would be the same "
             "for every image, since up to 32 channels each channel is normalized on its own; the nearest "
-            f"widths without such features are {near[0]} and {near[1]}: --set mae.options.base_channels={near[0]}"
+            f"widths without such features are {near[0]} and {near[1]}: "
+            f"--set mae.options.base_channels={near[0]}"
         )

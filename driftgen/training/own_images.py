@@ -37,7 +37,7 @@ from driftgen.training.recipe_sizes import (
 from driftgen.training.recipes import Command, RunConfig, load_recipe, recipe_names
 from driftgen.training.run_folder import CONFIG
 
-__all__ = ["ENCODER", "NEXT", "SIZE", "NamedRecipe", "name_recipe", "TIME", "WARNING", "notes", "plan"]
+__all__ = ["ENCODER", "NEXT", "SIZE", "TIME", "WARNING", "NamedRecipe", "name_recipe", "notes", "plan"]
 
 Task = Command
 Config = RunConfig
@@ -169,7 +169,7 @@ def notes(config: Config, folder: Path) -> list[str]:
         lines.append(f"warning: {chosen[WARNING]}")
     if SIZE in chosen:
         time = f"{chosen[TIME]}. " if TIME in chosen else ""
-        pixels = f"{config.data.size} pixels{', ' if time else '. '}"
+        pixels = f"{getattr(config.data, 'size', None)} pixels{', ' if time else '. '}"
         lines.append(f"size {chosen[SIZE]} ({chosen[REASON]}): {pixels}{time}{size_note(chosen[SIZE])}")
     if GENERATOR in chosen:
         lines.append(f"generator {chosen[GENERATOR]}")
