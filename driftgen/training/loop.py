@@ -277,7 +277,8 @@ class Loop:
         self.view.update(row)
         if self.trackers is not None:
             self.trackers.update(row)
-        if self.step % self.config.output.report_every == 0 or not self.reported:
+        due = self.step % self.config.output.report_every == 0 or not self.reported
+        if due and self.step < self.config.optim.steps:  # the last report comes after the last checkpoint
             self._report()
         for warning in warnings:
             self.view.warn(warning)
