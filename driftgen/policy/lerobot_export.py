@@ -24,7 +24,7 @@ def export_for_lerobot(source: str, folder: Path) -> Path:
     except ImportError as error:
         raise InputError(
             f"lerobot cannot be imported ({error}): it requires an older torch and would replace this one: "
-            "install lerobot and driftgen into an environment of its own, see docs/policies.md",
+            "install it and this package into an environment of its own, see docs/policies.md",
             topic="missing-extra",
         ) from None
     return save_for_lerobot(DriftingPolicy.from_pretrained(source), folder)
