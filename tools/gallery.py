@@ -166,7 +166,7 @@ PICTURES = (
     Picture(
         "first-hour/samples.png",
         "**The first half hour on 1,600 photos** of jellyfish, butterflies, pizza and buses, on two CPU "
-        "cores: colors and textures of each class, no shapes yet. {figures[agreement]:.0%} of the samples "
+        "cores: colors and noisy textures of each class, no shapes. {figures[agreement]:.0%} of the samples "
         "are nearest to held-out photos of their class.",
         "first-hour/evaluation.json",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tools.records import Results, fill, markdown
@@ -57,7 +58,16 @@ def trainings(results: Results) -> str:
                     f"{run['steps']:,}",
                     f"{count / 1e6:.2f}M",
                     f"{run['seconds'] / 60:.0f}",
+                    fill("{rate:.1f}", {"rate": _steps_per_second(run, record["curve"], part)}),
                     f"{run['memory_gib']:.1f} GiB",
                 )
             )
-    return markdown(("data", "network", "steps", "images or samples", "minutes", "memory"), rows)
+    return markdown(("data", "network", "steps", "images or samples", "minutes", "steps/s", "memory"), rows)
+
+
+def _steps_per_second(run: Mapping[str, Any], curve: Sequence[Mapping[str, Any]], part: str) -> float:
+    """Return the rate of a run: of a generator after the first row of its curve, without compilation."""
+    if part == "encoder":
+        return float(run["steps"] / run["seconds"])
+    first, last = curve[0], curve[-1]
+    return float((last["step"] - first["step"]) / (last["seconds"] - first["seconds"]))

@@ -142,11 +142,18 @@ def _describe(error: Exception) -> str | None:
     # The class of usage errors differs between versions of typer and click; all have this method.
     usage = getattr(error, "format_message", None)
     if usage is not None:
-        return f"{usage().rstrip('.') or 'a command is missing'}; see '{_wrong_command(error)} --help'"
+        text = _without_prefix(usage()).rstrip(".") or "a command is missing"
+        return f"{text}; see '{_wrong_command(error)} --help'"
     if type(error).__name__ == "ValidationError" and callable(problems := getattr(error, "errors", None)):
         first = problems()[0]  # of pydantic, which this module does not import
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}, got {str(first['input'])[:100]}"
+        text = _without_prefix(first["msg"])
+        return f"{'.'.join(map(str, first['loc']))}: {text}, got {str(first['input'])[:100]}"
     return None
+
+
+def _without_prefix(message: str) -> str:
+    """Return a message without the words that pydantic puts before those of a validator."""
+    return message.replace("Value error, ", "")
 
 
 def _first_line(error: Exception) -> str:

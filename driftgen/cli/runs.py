@@ -231,6 +231,11 @@ def start_training(
     options: dict[str, Any],
 ) -> None:
     """Run a training command, or show what it would run with."""
+    paths = [argument, *(c.removeprefix("data.path=") for c in changes if c.startswith("data.path="))]
+    read = next((path for path in reversed(paths) if Path(path).is_dir()), None)
+    if read is not None and not show and os.environ.get("RANK", "0") == "0":
+        # Importing PyTorch and reading the images take seconds.
+        print(f"reading {read} ...", file=sys.stderr, flush=True)
     from driftgen.training.own_images import name_recipe, plan
     from driftgen.training.recipes import to_yaml
 
@@ -257,13 +262,26 @@ def start_training(
 def _dry_run(config: Any, folder: Path, override: bool, device: str | None) -> None:
     from driftgen.report.terminal import LiveView, facts_text
     from driftgen.training.dry_run import dry_run
+    from driftgen.training.own_images import notes
     from driftgen.training.run_start import planned_phases
+    from driftgen.training.step_clock import show_duration
 
     quiet = os.environ.get("RANK", "0") != "0"
-    for phase in planned_phases(config, folder, device):
+    phases, told, seconds = planned_phases(config, folder, device), set[str](), 0.0
+    output = Console(highlight=False, quiet=quiet)
+    for i, phase in enumerate(phases, 1):
         console = Console(stderr=True, highlight=False, quiet=quiet)
         with LiveView(f"dry run of {phase.folder}", 2, console=console) as view:
             options: dict[str, Any] = {"view": view, "device": device, "override": override}
-            rows = dry_run(phase.config, phase.folder, **options, parts=phase.parts)
-        console = Console(highlight=False, quiet=quiet)
-        console.print(facts_text(rows, console.width), soft_wrap=True)
+            for line in [line for line in notes(phase.config, phase.folder) if line not in told]:
+                told.add(line)
+                view.info(line)
+            cost = dry_run(phase.config, phase.folder, **options, parts=phase.parts)
+        network = "encoder" if phase.config.task == "pretrain" else "generator"
+        title = {f"part {i} of {len(phases)}": network} if len(phases) > 1 else {}
+        output.print(
+            facts_text({**title, **cost.rows}, output.width), end="\n\n" if title else "\n", soft_wrap=True
+        )
+        seconds += cost.seconds
+    if len(phases) > 1:
+        output.print(facts_text({"both parts": show_duration(seconds)}, output.width), soft_wrap=True)

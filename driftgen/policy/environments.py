@@ -49,6 +49,7 @@ class SimulatedTask:
         module: module of the environment, imported on first use.
         package: missing package if that import fails, as pip names it.
         phases: parts of the task, each of which counts 1 / ``phases``.
+        success: what success needs, where the score does not say it.
     """
 
     name: str
@@ -60,6 +61,7 @@ class SimulatedTask:
     module: str
     package: str
     phases: int = 1
+    success: str = ""
 
 
 def _vector(size: int) -> dict[str, tuple[int, ...]]:
@@ -102,6 +104,7 @@ TASKS = {
             ((0.0, 0.0), (512.0, 512.0)),
             "driftgen.policy.pusht",
             "driftgen[policy]",
+            success="more than 95% of the target covered",
         ),
         _robosuite("lift", "Lift", state=19),
         _robosuite("can", "Can", state=23),
@@ -115,6 +118,7 @@ TASKS = {
             "driftgen.policy.kitchen",
             f"gymnasium-robotics {MUJOCO}",
             phases=4,
+            success="all four parts done",
         ),
     )
 }

@@ -90,7 +90,10 @@ class Episodes:
         if fraction == 0:
             return self, None
         if len(self) < 2:
-            raise InputError(f"{self.source} holds 1 episode: no episode can be held out, use fraction=0")
+            raise InputError(
+                f"{self.source} holds 1 episode: no episode can be held out: use "
+                "--set data.validation=0, or fraction=0 in Python"
+            )
         count = min(max(1, round(len(self) * fraction)), len(self) - 1)
         held_out = np.zeros(len(self), bool)
         held_out[np.random.default_rng(seed).choice(len(self), count, replace=False)] = True

@@ -23,6 +23,8 @@ def export_for_lerobot(source: str, folder: Path) -> Path:
         from driftgen.policy.lerobot.lerobot_conversion import save_for_lerobot
     except ImportError as error:
         raise InputError(
-            f"lerobot cannot be imported ({error}): pip install lerobot", topic="missing-extra"
+            f"lerobot cannot be imported ({error}): it requires an older torch and would replace this one: "
+            "install it and this package into an environment of its own, see docs/policies.md",
+            topic="missing-extra",
         ) from None
     return save_for_lerobot(DriftingPolicy.from_pretrained(source), folder)

@@ -93,7 +93,8 @@ def run_single_rollout(
         check_rendering(task)
     (rollout,) = run_rollouts(policy, task.name, preset, [seed], max_steps=max_steps, processes=1)
     outcome = "success" if rollout.success else "no success"
-    print(f"{task.title}, seed {seed}: score {rollout.score:.3f}, {outcome} in {rollout.steps} steps")
+    needs = "" if rollout.success or not task.success else f" (that needs {task.success})"
+    print(f"{task.title}, seed {seed}: score {rollout.score:.3f}, {outcome} in {rollout.steps} steps{needs}")
     if video is not None:
         print(save_video(task.name, rollout, video))
     if stills is not None:

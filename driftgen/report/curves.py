@@ -67,13 +67,15 @@ def _panels(header: Row, rows: Sequence[Row]) -> Iterator[Panel]:
     by_group = {g: _line(rows, lambda r, g=g: _mean(r["drift_groups"][g]), log=True) for g in groups}
     if len(groups) > 1:
         yield Panel(GROUPS, "Mean over temperatures.", by_group, log=True)
+    within = any("diversity" in r for r in rows)  # not of a policy
     labels = {"spread": "spread", "diversity": "diversity"}
     note = "Relative to real samples. 1 is ideal; far below: collapse; far above: divergence."
     if any("batch_spread" in r for r in rows):
         note = note.replace(".", ", averaged weights unless named.", 1)
         labels |= {"batch_spread": "spread, trained weights", "batch_diversity": "diversity, trained weights"}
     relative = {text: _line(rows, lambda r, key=key: r[key]) for key, text in labels.items()}
-    yield Panel("Spread and within-class diversity", note, relative, level=1.0, prefix="")
+    title = "Spread and within-class diversity" if within else "Spread"
+    yield Panel(title, note, relative, level=1.0, prefix="")
     yield from _evaluation_panels(rows)
     for key, title, note, log in (
         ("energy_score", "Energy score", HELD_OUT + " Lower is better.", False),

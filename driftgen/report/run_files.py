@@ -173,6 +173,7 @@ class RunFiles:
             "size": f"size {size} ({reason})",
             "generator": f"generator {found.get('generator')}",
             "encoder": f"encoder {found.get('encoder')}",
+            "warning about the encoder": f"warning: {found.get('warning about the encoder')}",
             "augmentation": found.get("augmentation", ""),
         }
         return [line for name, line in shown.items() if name in found]
@@ -287,7 +288,14 @@ def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         for key, entry in value.items():
             yield from _flatten(entry, f"{prefix}.{key}" if prefix else str(key))
     else:
-        yield prefix, json.dumps(value, default=str) if isinstance(value, list | dict) else str(value)
+        yield prefix, _option_text(value)
+
+
+def _option_text(value: Any) -> str:
+    """Return a value of a configuration in the words of its YAML file."""
+    if value is None:
+        return "none"
+    return json.dumps(value, default=str) if isinstance(value, bool | list | dict) else str(value)
 
 
 def _finite(value: Any) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
         origin=f"from the files in {run.name}",
         tiles=run.tiles(),
         pretrains=run.pretrains,
-        sample_text=_sample_text(run, len(frames)),
+        sample_text=_sample_text(run, frames),
         real=real,
         nearest_note=nearest_note,
         notes=run.notes,
@@ -157,7 +157,7 @@ def describe_run(run: RunFiles) -> str:
     return " · ".join(parts)
 
 
-def _sample_text(run: RunFiles, frames: int) -> str:
+def _sample_text(run: RunFiles, frames: Sequence[Frame]) -> str:
     weights = run.header.get("weights")
     of = f"the averaged weights ({weights})" if isinstance(weights, str) else "the averaged weights"
     if run.pretrains:
@@ -166,7 +166,10 @@ def _sample_text(run: RunFiles, frames: int) -> str:
         text = f"Chunks of actions by {of} for held-out observations, beside the demonstrated ones."
     else:
         text = f"Samples of {of}, one row per class, one network call each."
-    if frames > 1:
+    if len(frames) == 1:
+        start = "Step 0: the initial weights, before the first step"
+        text += f" {start}." if frames[0].label == "0" else f" Step {frames[0].label}."
+    if len(frames) > 1:
         text += " Move the slider to see earlier training steps"
         text += "." if run.pretrains else ": the noise is the same at every step."
     return text

@@ -9,6 +9,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from driftgen.report.run_rows import read_rows
 from driftgen.support.peak_memory import show_memory
 from driftgen.support.progress import RightMargin
 from driftgen.training.step_clock import Speed, show_duration, show_speed
@@ -120,19 +123,30 @@ class LiveView:
             f"{memory}; the first step took {speed.first_step_seconds:.1f} s"
         )
 
-    def update(self, row: Mapping[str, Any]) -> None:
-        """Show another row."""
-        self._row, self._phase = row, None
-        self._evaluation = row.get("evaluation") or self._evaluation
+    def recall(self, metrics: Path, step: int) -> None:
+        """Begin the trends of a run that resumes after a step with the rows in its ``metrics.jsonl``."""
+        for row in read_rows(metrics, MAX_POINTS // 2).rows:
+            with suppress(TypeError, ValueError, LookupError):  # a damaged row is no reason to stop
+                if row["step"] <= step:
+                    self._extend(row)
+
+    def _extend(self, row: Mapping[str, Any]) -> None:
+        """Add a row to the trends."""
         self._seen += 1
-        if self._first is None:
-            self._first = (row.get("step", 0), row.get("seconds", 0.0))
         if (self._seen - 1) % self._stride == 0:
             for key, value in _curves(row):
                 self._history.setdefault(key, []).append(value)
             if max(map(len, self._history.values()), default=0) >= MAX_POINTS:
                 self._stride *= 2
                 self._history = {key: values[::2] for key, values in self._history.items()}
+
+    def update(self, row: Mapping[str, Any]) -> None:
+        """Show another row."""
+        self._row, self._phase = row, None
+        self._evaluation = row.get("evaluation") or self._evaluation
+        if self._first is None:
+            self._first = (row.get("step", 0), row.get("seconds", 0.0))
+        self._extend(row)
         last = row.get("step", 0) >= self.total
         if self._live is None and ((self._seen - 1) % self.every == 0 or last):
             self._print_row()

@@ -21,8 +21,10 @@ from driftgen.support.untrusted_files import read_json
 from driftgen.support.user_paths import expand_user
 from driftgen.support.yaml_files import read_mapping
 from driftgen.training.config import AUTO, Encoder, PretrainConfig, TrainConfig
+from driftgen.training.metrics_file import read_metrics
+from driftgen.training.recipe_sizes import size_overrides
 from driftgen.training.recipes import load_config, load_recipe, recipe_names
-from driftgen.training.run_folder import CONFIG
+from driftgen.training.run_folder import CONFIG, METRICS
 
 __all__ = [
     "EncoderChoice",
@@ -35,6 +37,8 @@ __all__ = [
 
 # Families of transformers whose feature maps are known to work as φ, best first.
 FAMILIES = ("convnextv2", "dinov2", "dinov2_with_registers", "resnet")
+SHORT = 0.5  # share of its recipe's steps below which an encoder run gets a warning
+NEAR_CHANCE = 0.1  # accuracy on the 64 images of the metrics has a standard deviation of 0.05
 SAME_DATA = ("kind", "size", "channels", "conditional", "limit", "memory")
 
 
@@ -46,12 +50,14 @@ class EncoderChoice(NamedTuple):
         entry: entry of ``encoders`` in the configuration.
         reason: one line.
         started: True for an encoder run that was interrupted; resuming it needs no new permission.
+        warning: reason to doubt a complete encoder run, and what to do about it; "" if there is none.
     """
 
     how: Literal["run", "backbone", "pretrain"]
     entry: Encoder
     reason: str
     started: bool = False
+    warning: str = ""
 
 
 def is_auto(config: TrainConfig) -> bool:
@@ -77,7 +83,8 @@ def choose_encoder(
     for run in _encoder_runs(folder):
         if _complete(run) and _same_data(_read_run(run).data, config.data):
             entry = Encoder(kind="mae", path=str(run), switches=switches)
-            return EncoderChoice("run", entry, f"an encoder that was trained on {shown} lies in {run}")
+            facts, warning = _assess(run, config)
+            return EncoderChoice("run", entry, f"trained on {shown} before, {facts}", warning=warning)
     backbones = cached_backbones(cache)
     if backbones and device.type == "cuda":
         name, snapshot = backbones[0]
@@ -152,6 +159,29 @@ def cached_backbones(cache: Path | None = None) -> list[tuple[str, Path]]:
             name = place.name.removeprefix("models--").replace("--", "/")
             found.append((FAMILIES.index(family), name, snapshot))
     return [(name, snapshot) for _, name, snapshot in sorted(found)]
+
+
+def _assess(run: Path, config: TrainConfig) -> tuple[str, str]:
+    """Return steps and accuracy of a complete encoder run, and a warning if it hardly learned anything."""
+    steps, saved = _read_run(run).optim.steps, read_config(run / RUN_MODEL)
+    rows = read_metrics(run / METRICS)[1] if (run / METRICS).is_file() else []
+    accuracy = rows[-1].get("accuracy") if rows else None
+    facts, doubts = f"{steps:,} steps", []
+    size = config.chosen.get("size")
+    overrides = size_overrides("mae-folder", size) if size is not None else ()
+    usual = load_recipe("mae-folder", overrides, "pretrain").optim.steps
+    if steps < SHORT * usual:
+        doubts.append(f"was trained for {steps:,} steps, its recipe has {usual:,}")
+    if isinstance(accuracy, int | float) and saved.class_names:
+        chance = 1 / len(saved.class_names)
+        facts += f", accuracy {accuracy:.2f} (chance {chance:.2g})"
+        if accuracy < min(2 * chance, chance + NEAR_CHANCE):
+            doubts.append(f"has an accuracy of {accuracy:.2f}, near chance ({chance:.2g})")
+    if not doubts:
+        return facts, ""
+    command = pretrain_command(str(run), config.data.path, size)
+    longer = f" --set optim.steps={max(usual, 2 * steps)}" if max(usual, 2 * steps) != usual else ""
+    return facts, f"the encoder {' and '.join(doubts)}: train it for longer with {command}{longer} --override"
 
 
 def _newest_snapshot(place: Path) -> Path | None:

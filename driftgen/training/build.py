@@ -14,7 +14,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from driftgen.data.images import RealData, open_images
 from driftgen.data.latents import open_latents
 from driftgen.errors import InputError, OptionError
-from driftgen.features.resnet_layers import count_dead_stages
 from driftgen.features.resnet_mae import ResNetMAE
 from driftgen.features.stack import DecodeFirst, Encoder, FeatureStack
 from driftgen.generators.base import Generator, Noise
@@ -35,7 +34,6 @@ __all__ = [
     "build_generator",
     "build_mae",
     "check_encoder_paths",
-    "check_mae_width",
     "load_initial_weights",
     "make_tokenizer",
     "open_data",
@@ -296,24 +294,6 @@ def build_mae(config: c.Masking, shape: tuple[int, int, int], classes: int | Non
     except (InputError, TypeError) as error:
         raise InputError(f"mae: {error}") from None
     return model
-
-
-def check_mae_width(config: c.Masking) -> None:
-    """Raise if a feature of the masked autoencoder would not depend on the image."""
-    preset = ResNetMAE.preset_options(config.preset) if config.preset else {}
-    width = {**preset, **config.options}.get("base_channels")
-    blocks = {**preset, **config.options}.get("blocks", (3, 4, 6, 3))
-    if not isinstance(width, int) or width < 1 or not isinstance(blocks, Sequence):
-        return  # building the network reports it
-    dead = count_dead_stages(width, len(blocks))
-    if dead:
-        names = [f"layer{i + 1}_{kind}" for i in range(dead) for kind in ("mean", "std")]
-        near = [w for w in range(8, 256, 8) if w > width and not count_dead_stages(w, len(blocks))][:2]
-        raise InputError(
-            f"mae.options.base_channels={width}: {', '.join(names[:-1])} and {names[-1]} would be the same "
-            "for every image, since up to 32 channels each channel is normalized on its own; the nearest "
-            f"widths without such features are {near[0]} and {near[1]}"
-        )
 
 
 def make_tokenizer(options: dict[str, Any] | None, device: torch.device) -> Tokenizer | None:

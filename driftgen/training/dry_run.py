@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ from driftgen.training.summary import Summary
 from driftgen.training.trainer import Training
 from driftgen.training.view import View
 
-__all__ = ["RunEstimate", "describe_estimate", "dry_run", "measure_run"]
+__all__ = ["DryRun", "RunEstimate", "describe_estimate", "dry_run", "measure_run"]
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,13 @@ class RunEstimate:
         """Seconds from step ``done`` to the end."""
         left = self.steps - done
         return self.first_step_seconds + (left - 1) * self.seconds_per_step if left > 0 else 0.0
+
+
+class DryRun(NamedTuple):
+    """Rows about the cost of a run, and the seconds that are left of it."""
+
+    rows: dict[str, str]
+    seconds: float
 
 
 def measure_run(
@@ -117,8 +125,8 @@ def dry_run(
     device: str | None = None,
     override: bool = False,
     parts: Parts = NO_PARTS,
-) -> dict[str, str]:
-    """Check and measure the run that would start in ``folder``, and return rows about its cost.
+) -> DryRun:
+    """Check and measure the run that would start in ``folder``, and return its cost.
 
     A run in the folder is read, and stays as it is.
     """
@@ -129,7 +137,8 @@ def dry_run(
         config = check_run(folder, config, override=override)
         estimate = measure_run(config, processes, parts=parts, view=view)
         done = max(Checkpoints(folder / CHECKPOINTS).steps, default=0)
-        return describe_estimate(estimate, folder, processes.device, done)
+        rows = describe_estimate(estimate, folder, processes.device, done)
+        return DryRun(rows, estimate.seconds(done))
     finally:
         processes.close()
 

@@ -65,6 +65,7 @@ class Loop:
     name: str = ""
     step: int = field(init=False, default=0)
     skipped: int = field(init=False, default=0)
+    reported: bool = field(init=False, default=False)  # the first report comes with the first metrics
 
     def __post_init__(self) -> None:
         self.ema = EMA(self.task.model, self.config.ema, warmup=self.config.ema_warmup)
@@ -277,12 +278,14 @@ class Loop:
         self.view.update(row)
         if self.trackers is not None:
             self.trackers.update(row)
-        if self.step % self.config.output.report_every == 0:
+        due = self.step % self.config.output.report_every == 0 or not self.reported
+        if due and self.step < self.config.optim.steps:  # the last report comes after the last checkpoint
             self._report()
         for warning in warnings:
             self.view.warn(warning)
 
     def _report(self) -> None:
+        self.reported = True
         if self.report is not None:
             self.report(self.folder)
 

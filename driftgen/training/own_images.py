@@ -32,16 +32,21 @@ from driftgen.training.recipe_sizes import (
     few_images_limit,
     size_note,
     size_overrides,
+    size_time,
 )
 from driftgen.training.recipes import Command, RunConfig, load_recipe, recipe_names
 from driftgen.training.run_folder import CONFIG
 
-__all__ = ["ENCODER", "NEXT", "SIZE", "NamedRecipe", "name_recipe", "notes", "plan"]
+__all__ = ["ENCODER", "NEXT", "SIZE", "TIME", "WARNING", "NamedRecipe", "name_recipe", "notes", "plan"]
 
 Task = Command
 Config = RunConfig
 SIZE, REASON, AUGMENTATION, ENCODER = "size", "reason of the size", "augmentation", "encoder"
 GENERATOR = "generator"
+TIME = "time"  # of both parts, at a size as it is
+WARNING = "warning about the encoder"
+# Changes that leave the time of a size as it is.
+TIMELESS = ("data.path=", "data.augment", "data.conditional", "seed=", "output.")
 NEXT = "next"  # the run that an encoder is pretrained for
 
 
@@ -133,6 +138,8 @@ def plan(
         named = data is not None or load_recipe(name, overrides, task).data.path is not None
         choice = choose_size(place, (lambda s: _measure(s, overrides, place, data)) if named else None)
     chosen = {SIZE: choice.value, REASON: choice.reason}
+    if size_time(choice.value) and all(override.startswith(TIMELESS) for override in overrides):
+        chosen[TIME] = size_time(choice.value)
     sized = size_overrides(name, choice.value)
     config = load_recipe(name, [*sized, *overrides], task)
     same = _generator_of_init(config, overrides, folder)
@@ -158,8 +165,12 @@ def notes(config: Config, folder: Path) -> list[str]:
         lines.append(f"part 1 of 2: an encoder, in {folder}; part 2 is the generator, in {chosen[NEXT]}")
     if ENCODER in chosen:
         lines.append(f"encoder {chosen[ENCODER]}")
+    if WARNING in chosen:
+        lines.append(f"warning: {chosen[WARNING]}")
     if SIZE in chosen:
-        lines.append(f"size {chosen[SIZE]} ({chosen[REASON]}): {size_note(chosen[SIZE])}")
+        time = f"{chosen[TIME]}. " if TIME in chosen else ""
+        pixels = f"{getattr(config.data, 'size', None)} pixels{', ' if time else '. '}"
+        lines.append(f"size {chosen[SIZE]} ({chosen[REASON]}): {pixels}{time}{size_note(chosen[SIZE])}")
     if GENERATOR in chosen:
         lines.append(f"generator {chosen[GENERATOR]}")
     if AUGMENTATION in chosen and config.task == "train":

@@ -128,8 +128,14 @@ class DriftingObjective:
         return StepInputs(noise, (observations,), positives)
 
     def measure(self, output: StepOutput) -> dict[str, Any]:
-        """Return drift, scale, spread and neighbors of the step."""
-        return measure(output.generated, output.positives, output.drift, output.scale, self.loss)
+        """Return drift, scale, spread and neighbors of the step.
+
+        ``diversity`` is left out: several positives of one observation are chunks of its nearest neighbors,
+        which say little about the spread of the right chunks. ``chunk_spread`` and ``energy_score`` do.
+        """
+        row = measure(output.generated, output.positives, output.drift, output.scale, self.loss)
+        row.pop("diversity", None)
+        return row
 
 
 class RegressionObjective:

@@ -27,14 +27,14 @@ from driftgen.support.distributed import Distributed
 from driftgen.support.images import to_pil, to_uint8
 from driftgen.support.rng import derive_generator, derive_seed
 from driftgen.support.sheets import Sheet, write_sheet
-from driftgen.training.build import NO_PARTS, Parts, build_mae, check_mae_width, make_tokenizer, open_data
+from driftgen.training.build import NO_PARTS, Parts, build_mae, make_tokenizer, open_data
 from driftgen.training.config import Masking, PretrainConfig
 from driftgen.training.graphed_step import GraphedStep, can_capture
 from driftgen.training.health import Health
 from driftgen.training.loop import run_task
 from driftgen.training.microbatch import reduce_gradients
 from driftgen.training.run_evaluation import open_without_augmentation
-from driftgen.training.run_folder import CONFIG, check_run
+from driftgen.training.run_folder import check_run
 from driftgen.training.sharding import make_mesh
 from driftgen.training.step_memory import check_samples
 from driftgen.training.summary import describe_pretraining
@@ -337,8 +337,6 @@ def pretrain(
     ``report(folder)`` writes.
     """
     config = check_run(folder, config, override=override)
-    if not (folder / CONFIG).is_file():  # runs of older versions resume
-        check_mae_width(config.mae)
     task = Pretraining(config, distributed, view.info, name=name, parts=parts)
     for note in getattr(task.data, "notes", []):
         view.info(note)

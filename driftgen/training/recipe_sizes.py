@@ -23,6 +23,7 @@ __all__ = [
     "few_images_limit",
     "size_note",
     "size_overrides",
+    "size_time",
 ]
 
 SIZED = ("folder", "mae-folder")  # recipes that have sizes
@@ -64,6 +65,11 @@ def few_images_limit(size: str | None = None) -> int:
 def size_note(size: str) -> str:
     """Return what to expect of a size."""
     return str(_read()[size]["expect"])
+
+
+def size_time(size: str) -> str:
+    """Return how long a size takes, encoder and generator together; "" if its file does not say."""
+    return str(_read()[size].get("time", ""))
 
 
 def choose_size(

@@ -34,6 +34,7 @@ from driftgen.support.folder_lock import check_not_held
 from driftgen.support.provenance import provenance
 from driftgen.support.rng import derive_generator
 from driftgen.training.build import NO_PARTS, Parts, build_features, make_tokenizer
+from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.config import PretrainConfig, TrainConfig
 from driftgen.training.metrics_file import read_metrics
 from driftgen.training.own_images import name_recipe, notes
@@ -42,7 +43,7 @@ from driftgen.training.pretrain import pretrain
 from driftgen.training.recipes import Command, RunConfig, load_recipe
 from driftgen.training.run_changes import resolve
 from driftgen.training.run_evaluation import open_without_augmentation
-from driftgen.training.run_folder import CONFIG, METRICS, recorded_init
+from driftgen.training.run_folder import CHECKPOINTS, CONFIG, METRICS, recorded_init
 from driftgen.training.run_start import (
     NO_PERMISSION,
     Permission,
@@ -290,6 +291,9 @@ def start_run(
                         place_compact_state(state, folder, config, override, processes, shown)
                     if isinstance(config, TrainConfig):
                         config = recorded_init(config, folder, shown)
+                    recall = getattr(shown, "recall", None)
+                    if recall is not None and processes.is_main:
+                        recall(folder / METRICS, max(Checkpoints(folder / CHECKPOINTS).steps, default=0))
                     return TRAININGS[config.task](config, folder, processes, shown, parts=parts, **shared)
 
             if isinstance(config, TrainConfig):

@@ -14,7 +14,8 @@ from driftgen.support.atomic_write import append_line, atomic_write, make_folder
 from driftgen.support.folder_lock import is_empty
 from driftgen.support.yaml_files import read_mapping
 from driftgen.training.checkpoint import Checkpoints
-from driftgen.training.config import TrainConfig
+from driftgen.training.config import PretrainConfig, TrainConfig
+from driftgen.training.mae_width import check_mae_width
 from driftgen.training.metrics_file import repair_metrics
 from driftgen.training.recipes import differences, load_config, load_recipe, to_yaml
 from driftgen.training.task import LoopConfig
@@ -47,6 +48,8 @@ def check_run(folder: Path, config: Config, *, override: bool) -> Config:
             raise InputError(
                 f"{folder} is not empty and holds no run: use another --out", topic="file-exists"
             )
+        if isinstance(config, PretrainConfig):  # runs of older versions with such a width resume
+            check_mae_width(config.mae)
         return config
     task, expected = read_mapping(path).get("task", "train"), getattr(config, "task", "train")
     if task != expected:

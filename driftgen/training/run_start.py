@@ -12,12 +12,18 @@ import torch.distributed as dist
 from driftgen.errors import InputError
 from driftgen.support.distributed import Distributed
 from driftgen.support.folder_lock import hold_folder
-from driftgen.training.auto_encoder import choose_encoder, is_auto, pretrain_command, pretrain_config
+from driftgen.training.auto_encoder import (
+    EncoderChoice,
+    choose_encoder,
+    is_auto,
+    pretrain_command,
+    pretrain_config,
+)
 from driftgen.training.build import NO_PARTS, Parts, build_mae, check_encoder_paths, open_data
 from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.compact_state import place_state
 from driftgen.training.config import MODULE, Encoder, PretrainConfig, TrainConfig
-from driftgen.training.own_images import ENCODER, NEXT, SIZE
+from driftgen.training.own_images import ENCODER, NEXT, SIZE, TIME, WARNING
 from driftgen.training.recipe_sizes import size_overrides
 from driftgen.training.recipes import RunConfig, load_recipe
 from driftgen.training.run_folder import CHECKPOINTS, CONFIG, check_run
@@ -89,8 +95,7 @@ def with_encoder(
         if not pretrain(_pretraining(config, folder, parts), Path(path)):
             return Path(path)
         reason = f"pretrained for this run, because {reason}"
-    chosen = {**config.chosen, ENCODER: f"{path}: {reason}"}
-    return config.model_copy(update={"encoders": (choice.entry,), "chosen": chosen})
+    return _with_choice(config, choice._replace(reason=reason))
 
 
 def planned_phases(config: RunConfig, folder: Path, device: str | None) -> list[Phase]:
@@ -104,14 +109,24 @@ def planned_phases(config: RunConfig, folder: Path, device: str | None) -> list[
         return [Phase(recorded, folder)]
     choice = choose_encoder(config, folder, Distributed.start(device).device)
     if choice.how != "pretrain":
-        return [Phase(config.model_copy(update={"encoders": (choice.entry,)}), folder)]
+        return [Phase(_with_choice(config, choice), folder)]
     first = _pretraining(config, folder, NO_PARTS)
     opened = open_data(config.data)
     encoder = build_mae(first.mae, opened.shape, len(opened.class_names))
     opened.close()
-    untrained = Encoder(kind=MODULE, switches=choice.entry.switches)
-    second = config.model_copy(update={"encoders": (untrained,)})
+    second = _with_choice(config, choice._replace(reason=f"pretrained first, because {choice.reason}"))
+    name = {"class": "not trained yet"}  # what the summary calls it
+    untrained = Encoder(kind=MODULE, options=name, switches=choice.entry.switches)
+    second = second.model_copy(update={"encoders": (untrained,)})
     return [Phase(first, Path(str(choice.entry.path))), Phase(second, folder, Parts(encoders=(encoder,)))]
+
+
+def _with_choice(config: TrainConfig, choice: EncoderChoice) -> TrainConfig:
+    """Return the configuration with an encoder in place of ``auto``, and the reason for it."""
+    chosen = {**config.chosen, ENCODER: f"{choice.entry.path}: {choice.reason}"}
+    if choice.warning:
+        chosen[WARNING] = choice.warning
+    return config.model_copy(update={"encoders": (choice.entry,), "chosen": chosen})
 
 
 def _recorded_encoder(config: TrainConfig, folder: Path) -> TrainConfig | None:
@@ -121,7 +136,8 @@ def _recorded_encoder(config: TrainConfig, folder: Path) -> TrainConfig | None:
     recorded = load_recipe(folder / CONFIG)
     if not isinstance(recorded, TrainConfig) or ENCODER not in recorded.chosen:
         return None
-    chosen = {**config.chosen, ENCODER: recorded.chosen[ENCODER]}
+    kept = {key: recorded.chosen[key] for key in (ENCODER, WARNING) if key in recorded.chosen}
+    chosen = {**config.chosen, **kept}
     return config.model_copy(update={"encoders": recorded.encoders, "chosen": chosen})
 
 
@@ -144,7 +160,9 @@ def _require(permission: Permission, config: TrainConfig, path: str, processes: 
     shown = config.data.path or "this data"
     command = pretrain_command(path, config.data.path, config.chosen.get(SIZE))
     if permission.ask is not None and processes.world_size == 1:
-        if permission.ask(f"Pretrain an encoder for {shown} first, in {path}?"):
+        time = config.chosen.get(TIME)
+        duration = "" if time is None else f" Encoder and generator take {time}."
+        if permission.ask(f"Pretrain an encoder for {shown} first, in {path}?{duration}"):
             return
         raise InputError(f"not started: train the encoder with {command}, or use none: --set encoders=[]")
     raise InputError(

@@ -236,7 +236,9 @@ def _metrics(
         "distribution": toy.name,
         "config": asdict(config),
         "evaluator": f"unbiased energy distance to {EVALUATED} fresh points, below 0 for no difference; "
-        f"drift at start and end by {2 * EVALUATED} fresh points, drift of a step by config.positives points",
+        f"drift at start and end by {2 * EVALUATED} fresh points, of a step by config.positives points; "
+        "normalized over both axes, the drift grows with the number of points per sample, so compare drifts "
+        "of one kind only",
         "energy_distance": energy_distance(x, fresh),
         "energy_distance_at_start": energy_distance(first[0], fresh),
         "energy_distance_of_data_to_itself": energy_distance(again, fresh),

@@ -51,6 +51,7 @@ def test_study(tmp_path):
         (["toy", "bimodal", "--out", "{tmp}/garbage.npy"], "cannot write to"),
         (["toy"], "Missing argument"),
         (["toy", "bimodal", "--speed", "9"], "No such option"),
+        (["train", "photos", "--size", "huge"], "error: Invalid value for '--size': 'huge' is not one of"),
         (["tyo"], "No such command 'tyo'"),
         (["demo", "--seed", "-1"], "seed=-1 must be an integer from 0"),
         (["toy", ""], "distribution='' is not known"),

@@ -6,6 +6,7 @@ import torch
 from driftgen.features.resnet_layers import count_dead_stages
 from driftgen.features.resnet_mae import ResNetMAE
 from driftgen.support.distributed import Distributed
+from driftgen.training.dry_run import dry_run
 from driftgen.training.pretrain import pretrain
 from driftgen.training.recipes import load_recipe, recipe_names
 from tests.support.helpers import fails
@@ -52,10 +53,12 @@ def test_pretraining_refuses_such_a_width_before_anything_is_written(width, feat
     message = (
         f"mae.options.base_channels={width}: {features} would be the same for every image, since up to 32 "
         "channels each channel is normalized on its own; the nearest widths without such "
-        "features are 40 and 48"
+        "features are 40 and 48: --set mae.options.base_channels=40"
     )
-    fails(lambda: pretrain(changed(width), tmp_path / "run", Distributed.start("cpu"), Silent()), message)
-    assert not (tmp_path / "run").exists()
+    run, processes = tmp_path / "run", Distributed.start("cpu")
+    fails(lambda: dry_run(changed(width), run, view=Silent(), device="cpu"), message)
+    fails(lambda: pretrain(changed(width), run, processes, Silent()), message)
+    assert not run.exists()
 
 
 def test_the_nearest_widths_pass():
@@ -71,7 +74,7 @@ def test_no_packaged_recipe_has_dead_features(name):
 
 
 def test_a_run_that_started_with_such_a_width_resumes(tmp_path, monkeypatch):
-    from driftgen.training import pretrain as module
+    from driftgen.training import run_folder as module
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "check_mae_width", lambda config: None)  # as older versions had it

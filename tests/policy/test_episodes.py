@@ -88,6 +88,10 @@ def test_held_out_episodes_depend_on_the_seed_alone():
     assert np.array_equal(train.actions, again.actions)
     assert not np.array_equal(train.actions, other.actions)
     assert episodes.split(0.0) == (episodes, None)
+    with pytest.raises(
+        InputError, match=r"holds 1 episode: .* use --set data\.validation=0, or fraction=0 in"
+    ):
+        numbered([2]).split(0.1)
 
 
 @pytest.mark.parametrize(

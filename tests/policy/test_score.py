@@ -197,6 +197,7 @@ def test_rollout_command_is_deterministic(here, tmp_path):
     assert first.returncode == second.returncode == 0
     assert first.stdout.strip() == second.stdout.splitlines()[0]
     assert first.stdout.startswith("PushT, seed 3: score 0.")
+    assert "no success in 10 steps (that needs more than 95% of the target covered)" in first.stdout
     assert (tmp_path / "a.png").exists()
 
 

@@ -156,6 +156,18 @@ def test_the_comparison_of_runs(tmp_path):
     assert 'class="curve c1"' in curve[: curve.index("</svg>")]
 
 
+def test_options_are_in_the_words_of_yaml_and_break_at_dots(tmp_path):
+    runs = [write_run(tmp_path / name, lr=lr) for name, lr in (("first", 0.1), ("second", 0.2))]
+    for run, text in zip(runs, ("compile: false\nfsdp: null\n", "compile: true\nfsdp: 2\n"), strict=True):
+        with (run / "config.yaml").open("a") as file:
+            file.write(text)
+    page = Page(write_reports(runs, tmp_path / "page.html"))
+    cells = " ".join(page.all("table")[1]["text"].split())
+    assert "compile false true" in cells
+    assert "fsdp none 2" in cells
+    assert "optim.<wbr>lr" in page.html
+
+
 def test_equal_names_are_told_apart_and_equal_values_named(tmp_path):
     runs = [write_run(tmp_path / parent / "run") for parent in ("a", "b")]
     page = Page(write_reports(runs, tmp_path / "page.html"))

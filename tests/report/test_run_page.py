@@ -145,6 +145,9 @@ def test_missing_or_damaged_files(tmp_path):
     html = write_report(write_run(tmp_path / "one", [train_row(10)], header=None, samples=[10])).read_text()
     assert "Raw drift per temperature" in curves(html)
     assert 'type="range"' not in html  # one sheet needs no slider
+    assert "one network call each. Step 10." in html
+    html = write_report(write_run(tmp_path / "zero", [train_row(10)], samples=[0])).read_text()
+    assert "one network call each. Step 0: the initial weights, before the first step." in html
     odd = [train_row(10), {"step": 20, "loss": math.nan, "drift": [], "spread": None}, {"step": 30}]
     folder = write_run(tmp_path / "odd", odd, samples=[10, 20], evaluation_json='{"figures": [1]}')
     last = folder / "samples" / "step-0000020.png"
@@ -167,6 +170,15 @@ def _empty(folder):
 
 def terminal(width=80):
     return Console(width=width, file=io.StringIO(), force_terminal=True, record=True, color_system=None)
+
+
+def test_a_resumed_run_has_the_trends_of_its_earlier_rows(tmp_path):
+    view = LiveView("runs/digits", 1000, TEMPERATURES, console=terminal())
+    rows = [train_row(step) for step in range(10, 510, 10)]
+    view.recall(write_run(tmp_path / "run", [*rows, {"step": 505, "drift": ["?"]}]) / "metrics.jsonl", 505)
+    view.update(train_row(510))
+    view.console.print(view.render())
+    assert re.search(r"raw drift τ=0.05 +0.0\d+ █[▁▂▃▄▅▆▇█]+▁", view.console.export_text())
 
 
 def test_the_view_fits_80_columns():

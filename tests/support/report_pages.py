@@ -9,7 +9,7 @@ from PIL import Image
 from driftgen.support.sheets import Sheet, write_sheet
 
 POISON = "\"><script>alert(1)</script><img src=x onerror=alert(2)>' onload='{{ 7*7 }}"
-VOID = {"meta", "img", "input", "br"}
+VOID = {"meta", "img", "input", "br", "wbr"}
 HEADER = {
     "task": "train",
     "temperatures": [0.02, 0.2],

@@ -21,13 +21,17 @@ def training(tmp_path, *changes):
     return load_recipe("folder", [f"data.path={tmp_path / 'photos'}", *changes], "train")
 
 
-def encoder_run(folder, data, step, steps=10, *changes):
+def encoder_run(folder, data, step, steps=10, *changes, accuracy=None):
     """Write an encoder run that stopped at ``step``."""
     config = load_recipe("mae-folder", [f"data.path={data}", f"optim.steps={steps}", *changes], "pretrain")
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(to_yaml(config))
     if step:
-        save_model(ResNetMAE(3, 32, [1]), folder / "model", source={"step": step})
+        facts = {"source": {"step": step}, "class_names": ["a", "b", "c", "d"]}
+        save_model(ResNetMAE(3, 32, [1]), folder / "model", **facts)
+    if accuracy is not None:
+        row = {"step": step, "accuracy": accuracy}
+        (folder / "metrics.jsonl").write_text(f'{{"header": {{}}}}\n{json.dumps(row)}\n')
 
 
 def cached(cache, name, family, weights="model.safetensors"):
@@ -72,6 +76,29 @@ def test_an_encoder_run_on_the_same_data_comes_first(tmp_path, cache):
     assert "photos" in choice.reason
     encoder_run(run.with_name("mae-photos"), tmp_path / "photos", 10)
     assert choose_encoder(training(tmp_path), run, CPU, cache).entry.path.endswith("mae-photos")
+
+
+@pytest.mark.parametrize(
+    ("steps", "accuracy", "warning"),
+    [
+        (10000, 0.9, ""),
+        (20, 0.9, "the encoder was trained for 20 steps, its recipe has 10,000: "),
+        (10000, 0.297, "the encoder has an accuracy of 0.30, near chance (0.25): "),
+        (20, 0.297, "20 steps, its recipe has 10,000 and has an accuracy of 0.30, near chance (0.25): "),
+        (10000, None, ""),
+    ],
+)
+def test_an_encoder_that_learned_nothing_is_not_taken_silently(tmp_path, cache, steps, accuracy, warning):
+    run = tmp_path / "runs" / "photos"
+    encoder_run(run.with_name("mae-photos"), tmp_path / "photos", steps, steps, accuracy=accuracy)
+    choice = choose_encoder(training(tmp_path), run, CPU, cache)
+    assert choice.how == "run"
+    shown = f"{steps:,} steps" + ("" if accuracy is None else f", accuracy {accuracy:.2f} (chance 0.25)")
+    assert choice.reason.endswith(f"photos before, {shown}")
+    assert bool(choice.warning) == bool(warning)
+    assert warning in choice.warning
+    if warning:
+        assert "train it for longer with driftgen pretrain mae-folder --set data.path=" in choice.warning
 
 
 @pytest.mark.parametrize("change", ["data.size=32", "data.conditional=false", "data.limit=7"])

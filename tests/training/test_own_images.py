@@ -1,6 +1,7 @@
 """One command from a folder of images to a generator."""
 
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.support.image_data import noise, write_tar
 
 TINY = """
 tiny:
+  time: two seconds on one core (measured)
   expect: nothing
   folder:
     data: {size: 8, workers: 0, augment: {flip: true}}
@@ -157,7 +159,9 @@ def test_init_brings_its_generator_and_its_image_size(shipped):
     config = plan("train", "folder", ["data.path=photos", "init=shipped"], size="tiny", device="cpu")
     assert (config.generator.kind, config.data.size) == ("unet", 16)
     assert config.generator.options["widths"] == [16, 32]
-    assert "as in shipped" in "".join(notes(config, Path("runs/x")))
+    said = "".join(notes(config, Path("runs/x")))
+    assert "as in shipped" in said
+    assert "16 pixels. nothing" in said  # the time of the size is that of its own generator
     own = ["data.path=photos", "init=shipped", "generator.options.depth=2", "data.size=8"]
     assert plan("train", "folder", own, size="tiny", device="cpu").generator.kind == "mlp"
 
@@ -183,6 +187,12 @@ def test_a_size_starts_from_a_model_with_one_line(shipped):
     assert dg.train("photos", "runs/b", init="digits", device="cpu", pretrain=True).complete
 
 
+def test_the_time_of_a_size_is_that_of_the_size_as_it_is(photos):
+    for change, told in (("data.augment.flip=false", True), ("optim.steps=5", False), ("encoders=[]", False)):
+        config = plan("train", "folder", ["data.path=photos", change], size="tiny", device="cpu")
+        assert ("two seconds" in "".join(notes(config, Path("runs/x")))) == told
+
+
 def test_sizes_belong_to_two_recipes(photos):
     assert plan("train", "digits").chosen == {}
     with pytest.raises(InputError, match="digits has one size"):
@@ -205,6 +215,19 @@ def test_a_dry_run_measures_encoder_and_generator(photos, here):
     assert left.returncode == 0, left.stderr
     assert left.stdout.count("nothing was written") == 2
     assert "runs/mae-photos" in left.stdout
+    titles = re.findall(r"^(part \d of 2 +\w+|both parts) ", left.stdout.replace("\n", " \n"), re.MULTILINE)
+    assert [" ".join(title.split()) for title in titles] == [
+        "part 1 of 2 encoder",
+        "part 2 of 2 generator",
+        "both parts",
+    ]
+    said = " ".join(left.stderr.split())
+    assert said.startswith("reading photos ... part 1 of 2: an encoder, in runs/mae-photos; part 2 is")
+    assert said.count("size tiny (no GPU") == 1
+    assert "8 pixels, two seconds on one core (measured). nothing" in said
+    assert "encoder runs/mae-photos: pretrained first, because there was no encoder for photos" in said
+    assert "parameters, not trained yet" in said
+    assert "3 images in the smallest class" in said
     assert not Path("runs").exists()
 
 
@@ -225,7 +248,10 @@ def test_one_call_trains_encoder_and_generator(photos, capsys):
     said = capsys.readouterr().err
     assert said.count("size tiny (no GPU") == 1  # not again for the second part
     assert said.index("size tiny") < said.index("encoder runs/mae-photos: pretrained")
-    assert asked == ["Pretrain an encoder for photos first, in runs/mae-photos?"]
+    assert asked == [
+        "Pretrain an encoder for photos first, in runs/mae-photos? Encoder and generator take two seconds on "
+        "one core (measured)."
+    ]
     assert run.complete
     assert run.folder == Path("runs/photos")
     assert dg.Run("runs/mae-photos").metrics[-1]["step"] == 3
@@ -240,7 +266,7 @@ def test_one_call_trains_encoder_and_generator(photos, capsys):
     capsys.readouterr()
     second = dg.train("photos", "runs/second", device="cpu")
     assert capsys.readouterr().err.count("size tiny (no GPU") == 1
-    assert "lies in runs/mae-photos" in second.config.chosen["encoder"]
+    assert "runs/mae-photos: trained on photos before, 3 steps, accuracy" in second.config.chosen["encoder"]
 
 
 def test_arrays_from_python_work_alone(photos):

@@ -108,6 +108,15 @@ def test_policies_train_in_the_loop(tmp_path, method):
     assert policy.predict({"observation.state": np.zeros((3, 2, 2))}, seed=0).shape == (3, 8, 2)
 
 
+def test_a_policy_has_no_diversity():
+    """Its reference would be the chunks of a few near observations."""
+    task = PolicyTraining(config(batch=PolicyBatch(observations=6, generated=4, positives=2)), CPU)
+    task.compute_gradient(0)
+    row = task.measure(task.network)
+    assert row.keys() >= {"spread", "chunk_spread", "energy_score"}
+    assert "diversity" not in row
+
+
 @pytest.mark.slow
 def test_resumed_to_the_bit(tmp_path):
     short = Optimizer(lr=1e-3, warmup=2, steps=2)

@@ -47,7 +47,9 @@ def stop(tmp_path, moment, *signals):
     flags = tmp_path / moment[1]
     flags.mkdir(parents=True)
     words = ["train", "digits", "--device", "cpu", "--out", str(tmp_path / "r")]
-    words += [word for change in (*SMALL, *CHANGES) for word in ("--set", change)]
+    # The first metrics write a report: that of the moment is the one after the last step.
+    late = ["output.metrics_every=3"] if moment == REPORT else []
+    words += [word for change in (*SMALL, *CHANGES, *late) for word in ("--set", change)]
     # As many threads as this process has: the last digit of a sum depends on them.
     env = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "COLUMNS": "80"}
     process = start_code(PAUSED, *moment, flags, *words, env=env, stderr=CAPTURE, stdout=CAPTURE)

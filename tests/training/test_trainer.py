@@ -211,6 +211,15 @@ def test_reports_are_written_now_and_then_and_at_the_end_or_not_at_all(tmp_path)
     told = []
     run(tmp_path / "told", "optim.steps=12", "output.report_every=5", report=told.append)
     assert told == 3 * [tmp_path / "told"]
+    told.clear()
+    run(
+        tmp_path / "first",
+        "optim.steps=12",
+        "output.metrics_every=4",
+        "output.report_every=100",
+        report=told.append,
+    )
+    assert len(told) == 2  # with the first metrics, and at the end
     run(tmp_path / "untold", "optim.steps=12", "output.report_every=5")
     assert not (tmp_path / "untold" / "report.html").exists()
 
