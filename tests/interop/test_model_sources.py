@@ -22,7 +22,8 @@ def test_a_missing_folder_is_not_looked_up_on_the_hub(tmp_path, monkeypatch):
         dg.save_model(digits, tmp_path / "runs" / name)
     fails(lambda: find_model("runs/photo"), "^runs/photo not found: runs has photos, mae-photos and 3 more\n")
     fails(
-        lambda: find_model("runs/x"), "^runs/x not found: runs has digits-1, digits-2, mae-photos and 2 more\n"
+        lambda: find_model("runs/x"),
+        "^runs/x not found: runs has digits-1, digits-2, mae-photos and 2 more\n",
     )
     assert asked == []
     assert find_model("owner/photos") == Path("from-hub")
