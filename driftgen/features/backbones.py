@@ -186,9 +186,9 @@ class Backbone(nn.Module):
 
     def preprocess(self, x: Tensor) -> Tensor:
         """Normalize and resize images to the network's input ``[B, 3, *size]`` in the network's dtype."""
-        check_images(x)
-        size = self._target(x.shape[2], x.shape[3])
-        return network_input(x, self.mean, self.std, size, next(self.model.parameters()).dtype)
+        weight = next(self.model.parameters())
+        check_images(x, weight)
+        return network_input(x, self.mean, self.std, self._target(x.shape[2], x.shape[3]), weight.dtype)
 
     def encode(self, x: Tensor, *, every_k_block: int = 2) -> dict[str, Tensor]:
         """Return the feature maps by name, each ``[B, C_i, H_i, W_i]``.

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from driftgen.errors import InputError
-from driftgen.features.network_input import network_input
+from driftgen.features.network_input import check_images, network_input
 from driftgen.features.pyramid import feature_pyramid
 from driftgen.features.resnet50_checkpoints import listed
 from driftgen.support.checked_arguments import checked
@@ -83,8 +83,9 @@ class EfficientNetLite(nn.Module):
 
     def encode(self, x: Tensor) -> dict[str, Tensor]:
         """Return the feature maps by name, each ``[B, C_i, H_i, W_i]``."""
-        dtype = self.trunk.stem.weight.dtype
-        maps = self.trunk(network_input(x, MEAN, STD, self.size or tuple(x.shape[2:]), dtype))
+        weight = self.trunk.stem.weight
+        check_images(x, weight)
+        maps = self.trunk(network_input(x, MEAN, STD, self.size or tuple(x.shape[2:]), weight.dtype))
         return {f"stage{stage}": maps[stage - 1] for stage in self.stages}
 
     def features(

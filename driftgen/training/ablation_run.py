@@ -28,7 +28,7 @@ from driftgen.model_io import CONFIG as MODEL_CONFIG
 from driftgen.model_io import RUN_MODEL, save_model
 from driftgen.support.atomic_write import atomic_folder, atomic_write, make_folder
 from driftgen.support.distributed import Distributed
-from driftgen.support.folder_lock import hold_folder
+from driftgen.support.folder_lock import hold_folder, is_empty
 from driftgen.support.progress import track
 from driftgen.support.provenance import provenance
 from driftgen.support.rng import derive_seed
@@ -344,6 +344,8 @@ class AblationStudy:
 
 def _read_record(folder: Path, config: Any) -> dict[str, Any] | None:
     """Return the record of a complete run of this configuration; None if the run is not complete."""
+    if is_empty(folder):
+        return None  # a setting that cannot be trained fails its own runs, not the study
     check_run(folder, config, override=False)
     path = folder / RECORD
     if not path.is_file():

@@ -48,7 +48,7 @@ def test_gray_images_fill_three_channels():
 
 def test_wrong_encoders_and_images_are_one_line(tmp_path):
     save_model(ImageMLP(input_size=8, in_channels=1, num_classes=2, hidden_size=8, depth=1), tmp_path / "g")
-    with pytest.raises(InputError, match="ImageMLP, which is no encoder"):
+    with pytest.raises(InputError, match=r"g is no encoder \(ImageMLP\): give a pretraining run"):
         load_encoder(tmp_path / "g")
     with pytest.raises(InputError, match="takes no images of 3x16x16"):
         wrap_encoder(build_mae(channels=1), "mae", "cpu")(IMAGES)

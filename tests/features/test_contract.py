@@ -8,12 +8,8 @@ import torch
 from driftgen.features import Backbone, DecodeFirst, EfficientNetLite, Encoder, FeatureStack
 from driftgen.tokenizers import TinyVAE
 from tests.support.autoencoders import taesd_states
-from tests.support.backbone_networks import (
-    efficientnet_state,
-    tiny_convnext,
-    tiny_dinov2,
-    torchvision_state,
-)
+from tests.support.backbone_networks import tiny_convnext, tiny_dinov2, torchvision_state
+from tests.support.efficientnet_weights import efficientnet_state
 from tests.support.helpers import fails
 from tests.support.mae_weights import small_mae
 

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from driftgen.features import EfficientNetLite
-from tests.support.backbone_networks import (
+from tests.support.backbone_networks import Evil
+from tests.support.efficientnet_weights import (
     LITE_BLOCKS,
     LITE_KERNELS,
     LITE_STRIDES,
-    Evil,
     efficientnet_state,
 )
 from tests.support.helpers import fails

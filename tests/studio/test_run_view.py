@@ -86,7 +86,7 @@ def test_two_runs_are_compared(folders):
     text = (second / "config.yaml").read_text()
     (second / "config.yaml").write_text(text.replace("lr: 0.001", "lr: 0.002"))
     html = RunView(folders).compare("old", "new")
-    for part in ("Raw drift, τ = 0.02", "optim.lr", "0.002", "Spread"):
+    for part in ("Raw drift, τ = 0.02", "optim.<wbr>lr", "0.002", "Spread"):
         assert part in html
     assert folder.is_dir()
     fails(lambda: RunView(folders).compare("old", "old"), "twice")

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import driftgen as dg
 from driftgen.generators import Noise, PolicyNetwork
 from tests.support.api_call import Call, Fresh, labels, make_call, randn
+from tests.support.efficientnet_weights import efficientnet_state
 
 STATE = "observation.state"
 
@@ -105,6 +107,17 @@ def _mae_loss(**given: Any) -> Any:
         return network("mae").loss(**given)
 
 
+def _lite_file(folder: Path) -> Path:
+    path = folder / "lite.safetensors"
+    save_file(efficientnet_state(), path)
+    return path
+
+
+def _lite_features(x: Any, vectors: Any, mean_std: Any, patch_sizes: Any, **given: Any) -> Any:
+    encoder = dg.features.EfficientNetLite(**given)
+    return encoder.features(x, vectors=vectors, mean_std=mean_std, patch_sizes=patch_sizes)
+
+
 def _policy_forward(noise: Any, observations: Any) -> Any:
     with torch.no_grad():
         return network("policy")(noise, observations)
@@ -173,6 +186,10 @@ NETWORKS = [
     ),
     make_call(
         "Backbone", dg.features.Backbone, name_or_folder="missing", size=8, mean=None, std=None, stages=None,
+    ),
+    make_call(
+        "EfficientNetLite", _lite_features, True, weights_file=Fresh(_lite_file), size=32, stages=(2, 3),
+        dtype=torch.float32, x=randn(2, 3, 8, 8), vectors=True, mean_std=True, patch_sizes=(2,),
     ),
     make_call(
         "PolicyNetwork", lambda **given: PolicyNetwork(**given) and None, observations={STATE: (1,)},

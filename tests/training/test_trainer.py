@@ -350,6 +350,7 @@ def test_too_little_memory_is_told_in_a_line(tmp_path, changes, advice):
     task = SimpleNamespace(
         model=torch.nn.Linear(2, 2),
         compute_gradient=full,
+        samples_per_step=1,
         memory_advice=lambda: advise(config),
         save_preview=lambda averaged, path: None,
     )
