@@ -110,13 +110,15 @@ def drift_field(
         if x.dtype == torch.float32 and x.device.type == "cpu":
             mean_logits = log_kernel((row_sums / y.shape[-2]).clamp(max=farthest(temperature)), temperature)
             m, factors = negatives.shape[-2], (attraction, repulsion)
-            overflows = bool((row_sums > 1e38).any())
+            overflows = bool((row_sums > 1e38).any() or (distance > farthest(temperature)).any())
             # A Euclidean norm might overflow or underflow.
             offset = (x - center).abs().amax(-1) * math.sqrt(x.shape[-1])
             if overflows or needs_float64(distance, offset, m, mean_logits, factors, own=self_mask):
                 x, y = x.double(), y.double()
                 distance = pairwise_distance(x, y)
-        logits = log_kernel(distance.clamp(max=farthest(temperature, x.dtype)), temperature)
+        limit = farthest(temperature, x.dtype, log_kernel)
+        _check_reach(distance, temperature, limit)
+        logits = log_kernel(distance.clamp(max=limit), temperature)
         if self_mask:
             logits.diagonal(dim1=-2, dim2=-1).fill_(MASKED)
         coefficients, log_factor = drift_coefficients(
@@ -175,6 +177,17 @@ def mmd_field(
             gap = (y[..., None, :, :] - x[..., part, None, :]).div_(unit[..., part, :, None])
             out[..., part, :] = (weight[..., part, None, :] @ gap).squeeze(-2) / temperature
         return _as_float32(out)
+
+
+def _check_reach(distance: Tensor, temperature: float, limit: float) -> None:
+    """Raise if the kernel would tell no two distances apart. On a GPU, reading them would synchronize."""
+    if distance.device.type == "cpu" and distance.numel() and float(distance.max()) > limit:
+        nearest = float(distance[distance > 0].min())
+        if nearest > limit:
+            raise InputError(
+                f"temperature={temperature:g} is too low for samples that are {nearest:.2g} apart or more: "
+                "raise it, or rescale the samples"
+            )
 
 
 def pairwise_distance(x: Tensor, y: Tensor) -> Tensor:

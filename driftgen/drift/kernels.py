@@ -54,9 +54,12 @@ KERNELS: dict[str, Kernel] = {
 }
 
 
-def farthest(temperature: float, dtype: torch.dtype = torch.float32) -> float:
-    """Return the distance to clamp to before a kernel. The square of its ratio to τ is within float32."""
-    return min(1e18 * temperature, 1e38) if dtype == torch.float32 else 1e18 * temperature
+def farthest(temperature: float, dtype: torch.dtype = torch.float32, kernel: Kernel | None = None) -> float:
+    """Return the distance to clamp to before a kernel, so that log k stays above that of a masked pair."""
+    if dtype == torch.float32:
+        return min(1e18 * temperature, 1e38)
+    reach: dict[Kernel | None, float] = {laplace: 1e36, inverse_multiquadric: 1e150}
+    return reach.get(kernel, 1e18) * temperature
 
 
 def is_coarse(kernel: Kernel, temperature: float) -> bool:

@@ -12,6 +12,7 @@ from driftgen.drift.field import pairwise_distance
 from driftgen.drift.kernels import KERNELS
 from driftgen.drift.normalization import NORMALIZATIONS, sinkhorn
 from tests.support import twin
+from tests.support.helpers import fails
 
 PLAIN = [n for n in NORMALIZATIONS if n != "sinkhorn"]
 
@@ -159,13 +160,14 @@ def test_degenerate_inputs_stay_finite(kernel, normalization):
     one = samples(1, 3)
     assert (dg.drift_field(one, samples(4, 3), temperature=0.1, **options) == 0).all()
     assert dg.drift_field(one, one + 1, one - 1, temperature=1.0, **options).isfinite().all()
-    for size in (1e-40, 1e30):
+    for size, temperature in ((1e-40, 0.1), (1e30, 0.1), (1.0, 1e-30), (1.0, 1e30)):
         x, pos, neg = (samples(n, 3) * size for n in (5, 4, 3))
-        assert dg.drift_field(x, pos, temperature=0.1, **options).isfinite().all()
-        assert dg.drift_field(x, pos, neg, temperature=0.1, **options).isfinite().all()
-    x, pos, neg = samples(5, 3), samples(4, 3), samples(3, 3)
-    for temperature in (1e-30, 1e30):
-        assert dg.drift_field(x, pos, neg, temperature=temperature, **options).isfinite().all()
+        for negatives in (None, neg):
+            given = {"negatives": negatives, "temperature": temperature, **options}
+            if kernel == "gaussian" and size / temperature > 1e18:  # its logits have twice the exponent
+                fails(lambda x=x, pos=pos, given=given: dg.drift_field(x, pos, **given), "is too low for")
+            else:
+                assert dg.drift_field(x, pos, **given).isfinite().all()
 
 
 @pytest.mark.parametrize("normalization", PLAIN)
@@ -205,9 +207,12 @@ def test_a_field_beyond_float32_is_an_error():
     x, pos = samples(6, 3).double(), samples(5, 3, seed=1).double()
     for field in (dg.drift_field, dg.mmd_field):
         assert field(x * 1e30, pos * 1e30, temperature=1e30).isfinite().all()
-    with pytest.raises(dg.InputError, match="the field exceeds the range of float32") as error:
-        dg.drift_field(x * 1e300, pos * 1e300, temperature=1e30, negatives=pos * 1e300)
-    assert "\n" not in str(error.value)
+    large = {"x": x * 1e150, "positives": pos * 1e150, "negatives": pos * 1e150, "temperature": 1e30}
+    fails(
+        lambda: dg.drift_field(**large, kernel="inverse_multiquadric"),
+        "^the field exceeds the range of float32",
+    )
+    fails(lambda: dg.drift_field(**large), r"^temperature=1e\+30 is too low for samples that are ")
 
 
 def test_denormals_keep_their_distances():
@@ -389,3 +394,22 @@ def test_wrong_input_names_the_argument(change, message):
         dg.drift_field(**arguments)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_distances_far_beyond_the_temperature():
+    """The exact field, or one line: a clamp would make all distances equal."""
+    x, p = samples(6, 2).double(), samples(6, 2, seed=1).double()
+    for kernel, scales in (("inverse_multiquadric", (1e17, 1e19, 1e22)), ("laplace", (1e17, 1e19, 1e30))):
+        near = dg.drift_field(x, p, temperature=1e-10, kernel=kernel)
+        for scale in scales:
+            for dtype in (torch.float32, torch.float64):
+                large = ((t * scale).to(dtype) for t in (x, p))
+                far = dg.drift_field(*large, temperature=1.0, kernel=kernel).double() / scale
+                assert torch.allclose(far, near.double(), rtol=1e-4, atol=1e-6)
+    fails(
+        lambda: dg.drift_field(x * 1e20, p * 1e20, temperature=1.0, kernel="gaussian"),
+        "^temperature=1 is too low for samples that are .* apart or more: raise it",
+    )
+    fails(lambda: dg.DriftingLoss((1e-20,)), "^temperatures=1e-20 must be at least 1e-12")
+    loss = dg.DriftingLoss((1.0,), kernel="gaussian", normalize_features=False)
+    fails(lambda: loss((x * 1e20).float(), (p * 1e20).float()), "rescale the samples")
