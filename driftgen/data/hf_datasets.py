@@ -14,6 +14,7 @@ from driftgen.data.classes import number_classes
 from driftgen.data.encoded_images import EncodedImages, Listing
 from driftgen.data.locate import Place, choose_split
 from driftgen.errors import InputError
+from driftgen.support.image_files import open_image
 
 if TYPE_CHECKING:
     from driftgen.data.config import Data
@@ -213,7 +214,6 @@ def _with_labels(listing: Listing, dataset: Any) -> Listing:
 def _read_headers(dataset: Any, column: str) -> tuple[dict[int, str], set[tuple[int, int]]]:
     """Read the headers of all images in the memory-mapped table, without copying the images."""
     import pyarrow
-    from PIL import Image
 
     failed: dict[int, str] = {}
     sizes: set[tuple[int, int]] = set()
@@ -222,7 +222,7 @@ def _read_headers(dataset: Any, column: str) -> tuple[dict[int, str], set[tuple[
         cells = table[start : start + ROWS].column(column)
         for row, cell in enumerate(cells, start):
             try:
-                with Image.open(pyarrow.BufferReader(cell["bytes"].as_buffer())) as header:
+                with open_image(pyarrow.BufferReader(cell["bytes"].as_buffer())) as header:
                     sizes.add(header.size)
                 continue
             except Exception:  # no bytes, damage, or a format that seeks beyond the end of the buffer
