@@ -19,11 +19,12 @@ from driftgen.data.decode import MAX_PIXELS, center_crop, decode
 from driftgen.data.images import open_images
 from driftgen.data.latents import LatentCache
 from driftgen.generators.image_mlp import ImageMLP
-from driftgen.support import meta_init, untrusted_files
+from driftgen.report.run_files import read_run
+from driftgen.support import meta_init, untrusted_files, yaml_files
 from driftgen.support.meta_init import check_network_size
 from driftgen.support.peak_memory import total_memory
 from driftgen.support.untrusted_files import read_array, read_arrays, read_json, reading
-from driftgen.support.yaml_files import parse
+from driftgen.support.yaml_files import parse, read_text
 from driftgen.training.ablation_run import _read_json
 from driftgen.training.config import Batch
 from driftgen.training.step_memory import step_bytes
@@ -390,3 +391,25 @@ def test_files_are_parsed_in_known_places_alone():
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "json.loads":
                 assert "read_text" not in ast.unparse(node), f"{path}: use read_json of untrusted_files"
     assert found == PARSERS
+
+
+def test_large_yaml_is_refused_before_it_is_parsed(tmp_path, monkeypatch):
+    """PyYAML reads 300 kB per second."""
+    path = tmp_path / "config.yaml"
+    path.write_text("a: " + "x " * 2**19)
+    fails(lambda: read_text(path), "config.yaml has .*: at most .* are read")
+    assert read_run(tmp_path).notes == ("config.yaml is left out: it cannot be read.",)
+    monkeypatch.setattr(yaml_files, "MAX_VALUES", 100)
+    # The bracket that is wrong comes after the values.
+    fails(lambda: parse("a: [" + "x," * 5000 + "}", "config.yaml"), "config.yaml: more than 100 values")
+
+
+def test_labels_of_bytes(tmp_path):
+    path, images = tmp_path / "a.npz", np.zeros((2, 4, 4), np.uint8)
+    np.savez(path, images=images, labels=np.array(["caf\xe9".encode(), b"x"]))
+    assert open_images(Data(path=str(path), size=4)).class_names == ["caf\xe9", "x"]
+    odd = np.array([b"caf\xe9", b"x"])
+    np.savez(path, images=images, labels=odd)
+    fails(lambda: open_images(Data(path=str(path), size=4)), r"a\.npz: labels hold b'caf.*not UTF-8 text")
+    np.savez(path, images=images, labels=np.arange(2), class_names=odd)
+    fails(lambda: open_images(Data(path=str(path), size=4)), r"a\.npz: class_names hold b'caf.*not UTF-8")
