@@ -17,6 +17,7 @@ from driftgen.data.augment import crop_resize, flip_and_warp, random_boxes
 from driftgen.data.classes import choose
 from driftgen.data.decode import center_crop
 from driftgen.errors import InputError
+from driftgen.support.peak_memory import check_fits
 from driftgen.support.untrusted_files import open_regular, read_array, read_arrays, reading
 
 if TYPE_CHECKING:
@@ -288,6 +289,12 @@ def _resized(pixels: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     n, channels, height, width = pixels.shape
     if (height, width) == (size, size):
         return pixels
+    check_fits(
+        f"{n:,} images of data.size={size}",
+        n * channels * size * size,
+        torch.device("cpu"),
+        "lower data.size",
+    )
     out = np.empty((n, channels, size, size), np.uint8)
     for i, image in enumerate(pixels):
         array = np.ascontiguousarray(image[0] if channels == 1 else image.transpose(1, 2, 0))

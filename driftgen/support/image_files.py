@@ -5,7 +5,6 @@ It imports only Pillow, because the worker processes of :mod:`driftgen.data.deco
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,7 +17,7 @@ __all__ = ["FORMATS", "open_image"]
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 
-def open_image(file: str | Path | IO[bytes] | Any, formats: Sequence[str] = FORMATS) -> Image.Image:
+def open_image(file: str | Path | IO[bytes] | Any, formats: tuple[str, ...] = FORMATS) -> Image.Image:
     """Open an image without decoding it; raise ``UnidentifiedImageError`` if it has another format."""
     try:
         return Image.open(file, formats=formats)
