@@ -27,12 +27,13 @@ from driftgen.model_io import CONFIG, load_any, save_model
 from driftgen.ops.compile import new_parameters
 from driftgen.ops.host_copy import HostCopy
 from driftgen.ops.padding import padded_size
-from driftgen.support.checked_arguments import checked, show_value
+from driftgen.support.checked_arguments import checked
 from driftgen.support.distributed import choose_device
 from driftgen.support.images import to_bytes, to_pil
 from driftgen.support.untrusted_files import described_by
 from driftgen.support.whole_numbers import check_count, check_seed
 from driftgen.tokenizers import SDVAE, Identity, Tokenizer, build_tokenizer
+from driftgen.tokenizers.protocol import check_tokenizer
 
 __all__ = ["DriftPipeline"]
 
@@ -76,8 +77,6 @@ class DriftPipeline:
                 "sample_noise(n, generator)"
             )
         check_count("batch_size", batch_size)
-        if tokenizer is not None and not hasattr(tokenizer, "latent_channels"):
-            raise InputError(f"tokenizer={show_value(tokenizer)} must have decode and latent_channels")
         self.generator = generator.eval()
         self._tokenizer = tokenizer
         self.class_names = None if class_names is None else list(class_names)
@@ -96,11 +95,7 @@ class DriftPipeline:
             raise InputError(
                 f"class_names has {len(self.class_names)} names, the generator has {self.num_classes} classes"
             )
-        if tokenizer is not None and self.channels not in (None, tokenizer.latent_channels):
-            raise InputError(
-                f"the tokenizer decodes {tokenizer.latent_channels} channels, "
-                f"the generator produces {self.channels}"
-            )
+        check_tokenizer(tokenizer, self.channels)
 
     def __repr__(self) -> str:
         latents = self._tokenizer is not None and not isinstance(self._tokenizer, Identity)
@@ -143,8 +138,10 @@ class DriftPipeline:
         if fp8:
             check_fp8(device)
             dtype = dtype or torch.bfloat16
+        check_count("batch_size", batch_size)
         if isinstance(tokenizer, str | Path):
             tokenizer = SDVAE(str(tokenizer))
+        check_tokenizer(tokenizer)
         model, folder, facts = load_any(source, weights, verify=verify)
         if not isinstance(model, Generator) or isinstance(model, PolicyNetwork):
             if isinstance(model, PolicyNetwork):
@@ -154,6 +151,8 @@ class DriftPipeline:
                 f"{source} is an encoder ({type(model).__name__}), not a generator: give a generator"
             )
         options, official = facts.pop("tokenizer", None), facts.pop("official", None)
+        # Outside the next block, whose messages blame the file.
+        check_tokenizer(tokenizer, getattr(getattr(model, "config", None), "in_channels", None))
         with described_by(folder / CONFIG, "the description of a pipeline"):
             if tokenizer is None and options is not None:
                 tokenizer = build_tokenizer(options, folder / TOKENIZER)

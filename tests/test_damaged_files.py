@@ -6,6 +6,7 @@ import os
 import random
 import socket
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +20,18 @@ from driftgen.data.decode import MAX_PIXELS, center_crop, decode
 from driftgen.data.images import open_images
 from driftgen.data.latents import LatentCache
 from driftgen.generators.image_mlp import ImageMLP
-from driftgen.support import meta_init, untrusted_files
+from driftgen.report.run_files import read_run
+from driftgen.support import meta_init, untrusted_files, yaml_files
+from driftgen.support.distributed import Distributed
 from driftgen.support.meta_init import check_network_size
 from driftgen.support.peak_memory import total_memory
 from driftgen.support.untrusted_files import read_array, read_arrays, read_json, reading
-from driftgen.support.yaml_files import parse
+from driftgen.support.yaml_files import parse, read_text
+from driftgen.tokenizers import Identity
 from driftgen.training.ablation_run import _read_json
 from driftgen.training.config import Batch
-from driftgen.training.step_memory import step_bytes
+from driftgen.training.recipes import load_recipe
+from driftgen.training.step_memory import check_step, step_bytes
 from tests.support.damaged_files import damage, odd_record, try_format
 from tests.support.file_formats import FORMATS, SLOW_FORMATS
 from tests.support.helpers import fails
@@ -368,7 +373,8 @@ PARSERS = {
     "tarfile.open": {"tar_shards", "onnxruntime_web"},  # onnxruntime_web: a file of a known checksum
     "lzma.open": {"episode_files"},
     "h5py.File": {"episode_files", "collect"},  # collect: writes
-    "Image.open": {
+    "Image.open": {"image_files"},
+    "open_image": {
         *("decode", "hf_datasets", "lerobot_files", "embedded_images", "observation_body", "sample_folder"),
         "sheets",
         "trackers",  # its own preview
@@ -390,3 +396,52 @@ def test_files_are_parsed_in_known_places_alone():
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "json.loads":
                 assert "read_text" not in ast.unparse(node), f"{path}: use read_json of untrusted_files"
     assert found == PARSERS
+
+
+def test_large_yaml_is_refused_before_it_is_parsed(tmp_path, monkeypatch):
+    """PyYAML reads 300 kB per second."""
+    path = tmp_path / "config.yaml"
+    path.write_text("a: " + "x " * 2**19)
+    fails(lambda: read_text(path), "config.yaml has .*: at most .* are read")
+    assert read_run(tmp_path).notes == ("config.yaml is left out: it cannot be read.",)
+    monkeypatch.setattr(yaml_files, "MAX_VALUES", 100)
+    # The bracket that is wrong comes after the values.
+    fails(lambda: parse("a: [" + "x," * 5000 + "}", "config.yaml"), "config.yaml: more than 100 values")
+
+
+def test_labels_of_bytes(tmp_path):
+    path, images = tmp_path / "a.npz", np.zeros((2, 4, 4), np.uint8)
+    np.savez(path, images=images, labels=np.array(["caf\xe9".encode(), b"x"]))
+    assert open_images(Data(path=str(path), size=4)).class_names == ["caf\xe9", "x"]
+    odd = np.array([b"caf\xe9", b"x"])
+    np.savez(path, images=images, labels=odd)
+    fails(lambda: open_images(Data(path=str(path), size=4)), r"a\.npz: labels hold b'caf.*not UTF-8 text")
+    np.savez(path, images=images, labels=np.arange(2), class_names=odd)
+    fails(lambda: open_images(Data(path=str(path), size=4)), r"a\.npz: class_names hold b'caf.*not UTF-8")
+
+
+def test_sizes_beyond_the_memory_are_one_line(tmp_path):
+    np.savez(tmp_path / "a.npz", images=np.zeros((100, 4, 4), np.uint8))
+    open_data = partial(open_images, Data(path=str(tmp_path / "a.npz"), size=10**6, channels=1))
+    fails(open_data, "100 images of data.size=1000000 takes .* GiB .*: lower data.size")
+    x = torch.zeros(1, 2).expand(3_000_000, 2)
+    message = "comparing 3,000,000 samples with 6,000,000 takes .* GiB .*: pass fewer samples at a time"
+    fails(lambda: dg.drift_field(x, x, temperature=0.1), message)
+    fails(lambda: dg.DriftingLoss()(x, x), message)
+    batch = load_recipe("digits").batch.model_copy(update={"positives": 10**12})
+    processes = Distributed.start("cpu")
+    fails(
+        lambda: check_step(batch, (1, 8, 8), processes),
+        "batch.positives=1,000,000,000,000 .*: lower batch.pos",
+    )
+    fails(
+        lambda: check_step(batch.model_copy(update={"generated": 10**13}), (1, 8, 8), processes),
+        "lower batch.generated or batch.classes",
+    )
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 0}, {"tokenizer": 5}, {"tokenizer": Identity(3)}])
+def test_wrong_arguments_are_not_blamed_on_the_file(options):
+    with pytest.raises(dg.InputError, match=r"batch_size=0|tokenizer=5|decodes 3 channels") as error:
+        dg.DriftPipeline.from_pretrained("digits", **options)
+    assert "config.json" not in str(error.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -160,14 +161,19 @@ def encode(
     from driftgen.data.config import Data
     from driftgen.data.images import open_images
     from driftgen.data.latent_encoding import encode_images
+    from driftgen.data.locate import locate
     from driftgen.support.distributed import Distributed
     from driftgen.support.progress import track
     from driftgen.tokenizers import SDVAE
 
+    config = Data(path=str(images), size=size, workers=workers)
+    locate(str(images))  # raises before the tokenizer is loaded, which raises before workers are started
     processes = Distributed.start(device)
-    data = open_images(Data(path=str(images), size=size, workers=workers))
-    try:
+    with ExitStack() as stack:
+        stack.callback(processes.close)
         network = SDVAE(tokenizer, batch_size=batch_size).to(processes.device)
+        data = open_images(config)
+        stack.callback(data.close)
         console = Console(stderr=True, quiet=not processes.is_main)
         with track("encoding", len(data.labels), "share done", console) as on_step:
             left = encode_images(
@@ -182,9 +188,6 @@ def encode(
                 world=processes.world_size,
                 on_step=lambda done, total: on_step(done, done / total),
             )
-    finally:
-        data.close()
-        processes.close()
     if processes.is_main:
         for name in getattr(data, "unreadable", []):
             console.print(f"cannot be read: {name}", highlight=False, markup=False)

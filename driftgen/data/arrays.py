@@ -17,6 +17,7 @@ from driftgen.data.augment import crop_resize, flip_and_warp, random_boxes
 from driftgen.data.classes import choose
 from driftgen.data.decode import center_crop
 from driftgen.errors import InputError
+from driftgen.support.peak_memory import check_fits
 from driftgen.support.untrusted_files import open_regular, read_array, read_arrays, reading
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def _classes(
     if labels.shape != (n,):
         raise InputError(f"{path}: labels have shape {list(labels.shape)}, expected [{n}], one per image")
     if labels.dtype.kind in "US":
-        words, indices = np.unique(labels.astype(str), return_inverse=True)
+        words, indices = np.unique(_text(path, "labels", labels), return_inverse=True)
         return indices.astype(np.int64), words.tolist()
     if labels.dtype.kind not in "iu":
         raise InputError(f"{path}: labels have dtype {labels.dtype}, expected integers from 0, or strings")
@@ -190,7 +191,7 @@ def _classes(
             raise InputError(f"{path}: a label is {count - 1}, expected 0, 1, ... without gaps")
         class_names = [str(c) for c in range(count)]
     else:
-        class_names = [str(name) for name in names.astype(str).ravel()]
+        class_names = [str(name) for name in _text(path, "class_names", names).ravel()]
     if len(class_names) < count:
         raise InputError(f"{path}: {len(class_names)} class_names, but a label is {count - 1}")
     missing = np.setdiff1d(np.arange(len(class_names)), labels)
@@ -200,6 +201,18 @@ def _classes(
             "without gaps"
         )
     return labels.astype(np.int64), class_names
+
+
+def _text(path: Path, what: str, array: NDArray[Any]) -> NDArray[Any]:
+    """Return strings; bytes, as Python 2 and HDF5 store them, are decoded."""
+    if array.dtype.kind != "S":
+        return array.astype(str)
+    try:
+        return np.char.decode(array, "utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}: {what} hold {error.object!r}, which is not UTF-8 text: store them as strings (dtype U)"
+        ) from None
 
 
 def _channels_first(path: Path, images: NDArray[Any]) -> NDArray[Any]:
@@ -276,6 +289,12 @@ def _resized(pixels: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     n, channels, height, width = pixels.shape
     if (height, width) == (size, size):
         return pixels
+    check_fits(
+        f"{n:,} images of data.size={size}",
+        n * channels * size * size,
+        torch.device("cpu"),
+        "lower data.size",
+    )
     out = np.empty((n, channels, size, size), np.uint8)
     for i, image in enumerate(pixels):
         array = np.ascontiguousarray(image[0] if channels == 1 else image.transpose(1, 2, 0))

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from driftgen.support.config_base import Count, Natural, Section, Share, path_replaces
+from driftgen.support.config_base import Count, Section, Share, path_replaces
 
 __all__ = ["Augment", "Data", "InMemory", "Queue"]
 
@@ -41,7 +41,7 @@ class Data(Section):
     channels: Literal[1, 3] = 3
     conditional: bool = True  # False puts all images into one class
     limit: Count | None = None  # maximum number of images
-    workers: Natural = 2  # decoding processes
+    workers: Annotated[int, Field(ge=0, le=256)] = 2  # decoding processes; more would only fill the memory
     augment: Augment = Augment()
     # Keep images of an array on the device, and index and augment them there. auto: on a GPU, if they fit
     # and if nothing but flips is drawn.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +16,8 @@ from driftgen.data.classes import number_classes
 from driftgen.data.encoded_images import EncodedImages, Listing
 from driftgen.data.locate import Place, choose_split
 from driftgen.errors import InputError
+from driftgen.support.image_files import open_image
+from driftgen.support.untrusted_files import shown
 
 if TYPE_CHECKING:
     from driftgen.data.config import Data
@@ -55,7 +59,8 @@ def open_parquet(place: Place, config: Data) -> EncodedImages:
     with _errors(str(place.path)), _quiet(datasets):
         dataset = datasets.load_dataset("parquet", data_files=files, split="train")
         _check_table(dataset)
-    return open_rows(dataset, str(place.path), config, place.notes)
+    folder = os.path.commonpath([path.absolute().parent for path in place.files])
+    return open_rows(dataset, str(place.path), config, place.notes, folder=Path(folder))
 
 
 def open_saved(place: Place, config: Data) -> EncodedImages:
@@ -69,7 +74,7 @@ def open_saved(place: Place, config: Data) -> EncodedImages:
         dataset = dataset[split]
     with _errors(str(place.path)):
         _check_table(dataset)
-    return open_rows(dataset, str(place.path), config, notes)
+    return open_rows(dataset, str(place.path), config, notes, folder=place.path)
 
 
 def _check_table(dataset: Any) -> None:
@@ -80,9 +85,11 @@ def _check_table(dataset: Any) -> None:
     dataset.data.validate(full=True)
 
 
-def open_rows(dataset: Any, where: str, config: Data, notes: Sequence[str] = ()) -> EncodedImages:
-    """Open a ``datasets.Dataset``. Class names are those of its ``ClassLabel``."""
-    listing, _ = list_rows(dataset, where, config.conditional)
+def open_rows(
+    dataset: Any, where: str, config: Data, notes: Sequence[str] = (), *, folder: Path | None = None
+) -> EncodedImages:
+    """Open a ``datasets.Dataset``. Class names are those of its ``ClassLabel``; see :func:`list_rows`."""
+    listing, _ = list_rows(dataset, where, config.conditional, folder)
     return EncodedImages(listing._replace(notes=[*notes, *listing.notes]), config)
 
 
@@ -98,44 +105,73 @@ def is_dataset_dict(data: Any) -> bool:
     return datasets is not None and isinstance(data, datasets.DatasetDict)
 
 
-def list_rows(dataset: Any, where: str, conditional: bool = True) -> tuple[Listing, set[tuple[int, int]]]:
-    """Return the encoded images of a ``datasets.Dataset`` with their labels, and all sizes of its images."""
+def list_rows(
+    dataset: Any, where: str, conditional: bool = True, folder: Path | None = None
+) -> tuple[Listing, set[tuple[int, int]]]:
+    """Return the encoded images of a ``datasets.Dataset`` with their labels, and all sizes of its images.
+
+    A row may hold a path instead of an image. Those of a file must be below its ``folder``, because the file
+    may be from elsewhere; those of a dataset that the user passes (None) may be anywhere.
+    """
     with _errors(where):
-        return _list_rows(dataset, where, conditional)
+        return _list_rows(dataset, where, conditional, folder)
 
 
-def _list_rows(dataset: Any, where: str, conditional: bool) -> tuple[Listing, set[tuple[int, int]]]:
+def _list_rows(
+    dataset: Any, where: str, conditional: bool, folder: Path | None
+) -> tuple[Listing, set[tuple[int, int]]]:
     if len(dataset) == 0:
         raise InputError(f"{where} holds no rows: add images")
     dataset = dataset.with_format(None)  # a format may leave columns out
     column = _image_column(dataset, where)
     images = _encoded(dataset, column, where)
-    rows = _Rows(images, column)
+    rows = _Rows(images, column, _Names(where, len(dataset)), folder)
     listing = Listing(
         where,
         rows,
-        _Names(where, len(dataset)),
+        rows.names,
         np.zeros(len(dataset), np.int64),
         ["all"],
         has_files=False,
     )
     if conditional:
         listing = _with_labels(listing, dataset)
-    unreadable, sizes = _read_headers(images, column)
+    unreadable, sizes = _read_headers(rows)
     return listing._replace(unreadable=unreadable), sizes
 
 
 class _Rows(Sequence[Any]):
-    """Images of a dataset: bytes, or a path if only that is stored."""
+    """Images of a dataset: bytes, or a path if only that is stored. Paths are below ``folder`` if given."""
 
-    def __init__(self, dataset: Any, column: str) -> None:
-        self.dataset, self.column = dataset, column
+    def __init__(self, dataset: Any, column: str, names: Sequence[str], folder: Path | None) -> None:
+        self.dataset, self.column, self.names, self.folder = dataset, column, names, folder
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: Any) -> Any:
-        return _content(self.dataset[int(index)][self.column])
+        return self.content(int(index), self.dataset[int(index)][self.column])
+
+    def content(self, row: int, value: Any) -> bytes | str:
+        """Return the bytes or the path that a cell holds; raise if the path leads outside the folder."""
+        if isinstance(value, dict) and value.get("bytes") is not None:
+            return bytes(value["bytes"])
+        if not isinstance(value, dict) or not value.get("path"):
+            return b""  # decoding names the row
+        path = str(value["path"])
+        if self.folder is None:
+            return path
+        try:
+            target = (self.folder / path).resolve()
+            inside = not os.path.isabs(path) and target.is_relative_to(self.folder.resolve())
+        except (OSError, RuntimeError, ValueError):  # a loop of links, a null byte
+            inside = False
+        if not inside:
+            raise InputError(
+                f"{self.names[row]} names the file {shown(path)}, which is not below {self.folder}: store "
+                "the image's bytes in the row, or remove it"
+            )
+        return str(target)
 
 
 class _Names(Sequence[str]):
@@ -149,14 +185,6 @@ class _Names(Sequence[str]):
 
     def __getitem__(self, index: Any) -> Any:
         return f"{self.where} row {int(index)}"
-
-
-def _content(value: Any) -> bytes | str:
-    if isinstance(value, dict) and value.get("bytes") is not None:
-        return bytes(value["bytes"])
-    if isinstance(value, dict) and value.get("path"):
-        return str(value["path"])
-    return b""  # decoding names the row
 
 
 def _image_column(dataset: Any, where: str) -> str:
@@ -210,25 +238,26 @@ def _with_labels(listing: Listing, dataset: Any) -> Listing:
     return listing._replace(labels=labels, class_names=names, notes=notes)
 
 
-def _read_headers(dataset: Any, column: str) -> tuple[dict[int, str], set[tuple[int, int]]]:
+def _read_headers(rows: _Rows) -> tuple[dict[int, str], set[tuple[int, int]]]:
     """Read the headers of all images in the memory-mapped table, without copying the images."""
     import pyarrow
-    from PIL import Image
 
     failed: dict[int, str] = {}
     sizes: set[tuple[int, int]] = set()
-    table = dataset.with_format("arrow")
-    for start in range(0, len(dataset), ROWS):
-        cells = table[start : start + ROWS].column(column)
+    table = rows.dataset.with_format("arrow")
+    for start in range(0, len(rows), ROWS):
+        cells = table[start : start + ROWS].column(rows.column)
         for row, cell in enumerate(cells, start):
             try:
-                with Image.open(pyarrow.BufferReader(cell["bytes"].as_buffer())) as header:
+                with open_image(pyarrow.BufferReader(cell["bytes"].as_buffer())) as header:
                     sizes.add(header.size)
                 continue
             except Exception:  # no bytes, damage, or a format that seeks beyond the end of the buffer
                 pass
             try:
-                sizes.add(decode.readable(_content(cell.as_py())))
+                sizes.add(decode.readable(rows.content(row, cell.as_py())))
+            except InputError:
+                raise
             except Exception as error:  # Pillow raises many types for damaged images
                 failed[row] = decode.reason(error)
     return failed, sizes

@@ -10,10 +10,12 @@ from torch import Tensor
 from driftgen.errors import InputError
 from driftgen.support.checked_arguments import show_value
 from driftgen.support.dense_tensors import check_dense
+from driftgen.support.peak_memory import check_fits
 
 __all__ = [
     "check_agreement",
     "check_factor",
+    "check_pairs",
     "check_samples",
     "check_switch",
     "check_temperature",
@@ -63,6 +65,22 @@ def check_agreement(x: Tensor, positives: Tensor, negatives: Tensor) -> None:
             raise InputError(f"{argument} is on {samples.device}, but x is on {x.device}")
         if samples.shape[-1] != x.shape[-1]:
             raise InputError(f"{argument} has width {samples.shape[-1]}, but x has width {x.shape[-1]}")
+
+
+def check_pairs(problems: int, n: int, t: int, size: int, device: torch.device) -> None:
+    """Raise ``InputError`` if the pairs of ``n`` samples with ``t`` do not fit into the memory of a CPU.
+
+    Args:
+        problems: computed at a time.
+        n: samples x of a problem.
+        t: samples y that each x is compared with.
+        size: bytes of a pair.
+        device: of the samples. A GPU's own message names the sizes.
+    """
+    if device.type == "cpu":
+        count = f", {problems:,} times at once," if problems > 1 else ""
+        what = f"comparing {n:,} samples with {t:,}{count}"
+        check_fits(what, problems * n * t * size, device, "pass fewer samples at a time")
 
 
 def check_switch(argument: str, switch: bool) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from driftgen.drift.arguments import check_pairs
 from driftgen.drift.batching import Bucket, Chunk, constant
 from driftgen.drift.field import (
     displacement,
@@ -219,6 +220,9 @@ class EagerEngine:
         for position, bucket in enumerate(self.call.buckets):
             peak, lasting = self._elements_per_problem(bucket.width)
             limit = self.settings.chunk or max(1, CHUNK_ELEMENTS.get(self.device.type, 2**26) // peak)
+            # Distances, logits, and coefficients of each temperature are held at once.
+            problems, pair = self.groups * sum(bucket.vectors), 4 * (len(self.settings.temperatures) + 2)
+            check_pairs(min(limit, problems), self.n, self.t, pair, self.device)
             feature = bucket.feature_of_vector(self.device)
             for chunk in bucket.chunks(limit):
                 # Results buffered between passes may take as much memory as one chunk at its peak.

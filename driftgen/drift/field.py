@@ -14,6 +14,7 @@ from torch import Tensor
 from driftgen.drift.arguments import (
     check_agreement,
     check_factor,
+    check_pairs,
     check_samples,
     check_switch,
     check_temperature,
@@ -330,6 +331,9 @@ def _side_by_side(x: Tensor, negatives: Tensor, positives: Tensor) -> tuple[Tens
         raise InputError(
             f"the leading dimensions of x, positives and negatives do not broadcast: {shapes}"
         ) from None
+    # At least distances and logits are held at once.
+    pair = 2 * max(t.element_size() for t in (x, negatives, positives))
+    check_pairs(math.prod(lead), x.shape[-2], negatives.shape[-2] + positives.shape[-2], pair, x.device)
     y = torch.cat([t.expand(*lead, *t.shape[-2:]) for t in (negatives, positives)], dim=-2)
     dtype = torch.promote_types(x.dtype, y.dtype)
     return x.expand(*lead, *x.shape[-2:]).to(dtype), y.to(dtype)

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from driftgen.errors import InputError
 from driftgen.policy.episodes import IMAGE, STATE, Episodes
+from driftgen.support.image_files import open_image
 from driftgen.support.untrusted_files import check_regular, reading
 
 __all__ = ["read_lerobot"]
@@ -77,5 +77,5 @@ def _rows(column: Any) -> NDArray[np.float32]:
 
 def _frames(column: Any) -> NDArray[np.uint8]:
     """Decode a column of structs with the bytes of an image file."""
-    images = [Image.open(io.BytesIO(row["bytes"])).convert("RGB") for row in column.to_pylist()]
+    images = [open_image(io.BytesIO(row["bytes"])).convert("RGB") for row in column.to_pylist()]
     return np.stack([np.asarray(image, np.uint8) for image in images])

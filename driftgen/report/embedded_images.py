@@ -9,6 +9,7 @@ from pathlib import Path
 
 from PIL import Image, features
 
+from driftgen.support.image_files import open_image
 from driftgen.support.sheets import Sheet
 from driftgen.support.untrusted_files import check_regular
 
@@ -80,7 +81,7 @@ def embed_images(images: list[Image.Image], max_width: int) -> list[Picture]:
 def embed_file(path: Path) -> Picture | None:
     """Embed the bytes of an image file, such as an animation; None if it cannot be read."""
     try:
-        with Image.open(check_regular(path)) as image:
+        with open_image(check_regular(path)) as image:
             image.verify()
             size, kind = image.size, KINDS[path.suffix.lower()]
         data = path.read_bytes()

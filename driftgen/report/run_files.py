@@ -15,12 +15,12 @@ from driftgen.report.curves import LARGEST
 from driftgen.report.run_rows import read_rows
 from driftgen.support.troubleshooting import TOPIC, paragraphs, topics
 from driftgen.support.untrusted_files import read_bytes
-from driftgen.support.yaml_files import parse
+from driftgen.support.yaml_files import MAX_FILE, parse
 from driftgen.training.run_folder import CONFIG, METRICS, SAMPLES
 
 __all__ = ["RunFiles", "Warned", "format_value", "open_run", "read_run", "seconds_text"]
 
-LARGEST_TEXT = 2**28  # bytes of a configuration or a result
+LARGEST_RESULT = 2**28  # bytes of an evaluation
 EVALUATION = "evaluation.json"
 
 
@@ -205,7 +205,7 @@ def read_run(folder: Path) -> RunFiles:
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder: give the folder of a run, such as runs/digits")
     header, rows, skipped = read_rows(folder / METRICS)
-    text = _text(folder / CONFIG)
+    text = _text(folder / CONFIG, MAX_FILE)
     try:
         config = parse(text, str(folder / CONFIG))
     except InputError:
@@ -304,16 +304,16 @@ def _finite(value: Any) -> float | None:
     return float(value) if abs(value) < LARGEST else None  # false for NaN
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, limit: int) -> str:
     try:
-        return read_bytes(path, LARGEST_TEXT).decode("utf-8", errors="replace")
+        return read_bytes(path, limit).decode("utf-8", errors="replace")
     except (OSError, InputError):
         return ""
 
 
 def _json(path: Path) -> dict[str, Any] | None:
     try:
-        record = json.loads(_text(path))
+        record = json.loads(_text(path, LARGEST_RESULT))
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
 from safetensors.torch import save_file
 
 from driftgen.errors import InputError
 from driftgen.pipeline import DriftPipeline
 from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.folder_lock import hold_folder
+from driftgen.support.image_files import open_image
 from driftgen.support.sheets import RECORD, SHEET, Sheet, write_sheet
 from driftgen.support.untrusted_files import check_regular, read_json, reading
 
@@ -87,7 +87,7 @@ def _write_samples(
     shown = []
     for path in paths[:ON_SHEET]:
         advice = "remove it, and run the same command"
-        with reading(path, "an image", advice), Image.open(check_regular(path)) as image:
+        with reading(path, "an image", advice), open_image(check_regular(path)) as image:
             shown.append(image.copy())
     names = pipe.class_names if pipe.class_names and len(pipe.class_names) > 1 else None
     captions = [names[label] for label in labels[:ON_SHEET]] if names else ()

@@ -93,9 +93,11 @@ def _decoded(key: str, text: str, shape: Sequence[int]) -> Array:
     """Decode a PNG or JPEG file of the camera's size."""
     from PIL import Image
 
+    from driftgen.support.image_files import open_image
+
     data = _bytes(key, text.partition(",")[2] if text.startswith("data:") else text)
     try:
-        with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as picture:
+        with open_image(io.BytesIO(data), ("PNG", "JPEG")) as picture:
             if picture.size != (shape[1], shape[0]):  # before anything of that size is decoded
                 raise InputError(
                     f"{key} is {picture.size[0]}x{picture.size[1]} pixels, expected {shape[1]}x{shape[0]}"

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
@@ -19,7 +18,7 @@ from driftgen.errors import InputError
 from driftgen.studio.folder_check import TrainCommand
 from driftgen.studio.readable_folders import ReadableFolders
 from driftgen.support.atomic_write import atomic_write, make_folder
-from driftgen.support.untrusted_files import read_json
+from driftgen.support.untrusted_files import open_regular, read_json
 
 __all__ = ["JobState", "TrainingJob"]
 
@@ -70,8 +69,10 @@ class TrainingJob:
             before = self.state()
             if before.running:
                 raise InputError(f"{before.run} is training: stop it first, one training runs at a time")
-            make_folder(self._log.parent)
-            with self._log.open("wb") as log:
+            make_folder(self.folders.check(self._log.parent))
+            # A link of this name would overwrite its target, in a folder of runs that someone else sent.
+            self._log.unlink(missing_ok=True)
+            with self._log.open("xb") as log:
                 self._child = subprocess.Popen(
                     [sys.executable, "-m", "driftgen", *command.words],
                     stdin=subprocess.DEVNULL,
@@ -111,7 +112,7 @@ class TrainingJob:
         if not record:
             return JobState(False, "No training has been started from this page.")
         running, code = self._alive(record)
-        log, run = _tail(self._log), record["run"]
+        log, run = self._tail(), record["run"]
         if running:
             text = f"{run} has been training since {record['since']}. It continues when this page is closed."
         elif code == 0:
@@ -144,6 +145,18 @@ class TrainingJob:
             return {}
         return record if valid and record["pid"] > 1 and "began" in record else {}
 
+    def _tail(self) -> str:
+        """Return the last lines of the log, as a terminal would show them."""
+        try:
+            with open_regular(self.folders.check(self._log)) as file:
+                file.seek(0, os.SEEK_END)
+                file.seek(max(0, file.tell() - LOG_BYTES))
+                text = file.read(LOG_BYTES).decode("utf-8", errors="replace")
+        except (InputError, OSError):
+            return ""
+        lines = [ESCAPES.sub("", line).rpartition("\r")[2].rstrip() for line in text.splitlines()]
+        return "\n".join([line for line in lines if line][-12:])
+
 
 def _began(pid: int) -> float | None:
     """Return when a process began, in seconds since 1970; None if there is no such process."""
@@ -152,16 +165,3 @@ def _began(pid: int) -> float | None:
         return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
     except psutil.Error:
         return None
-
-
-def _tail(path: Path) -> str:
-    """Return the last lines of a log, as a terminal would show them."""
-    try:
-        with path.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - LOG_BYTES))
-            text = file.read(LOG_BYTES).decode("utf-8", errors="replace")
-    except OSError:
-        return ""
-    lines = [ESCAPES.sub("", line).rpartition("\r")[2].rstrip() for line in text.splitlines()]
-    return "\n".join([line for line in lines if line][-12:])

@@ -75,10 +75,10 @@ def read_sheet(path: Path) -> Sheet | None:
 
     A file without a layout, such as one of an earlier version, is a sheet of one image.
     """
-    from PIL import Image
+    from driftgen.support.image_files import open_image
 
     try:
-        with Image.open(check_regular(path)) as image:
+        with open_image(check_regular(path)) as image:
             image.load()
             text = image.info.get(KEY)
             picture = image.convert("L" if image.mode in ("1", "L") else "RGB")

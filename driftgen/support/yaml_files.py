@@ -13,7 +13,7 @@ import yaml  # type: ignore[import-untyped]
 from driftgen.errors import InputError
 from driftgen.support.untrusted_files import read_bytes, reading
 
-__all__ = ["dump", "parse", "plain", "read_mapping", "read_text"]
+__all__ = ["MAX_FILE", "dump", "parse", "plain", "read_mapping", "read_text"]
 
 # The rules of YAML 1.2. PyYAML follows YAML 1.1: 2e-4 is a string, yes a boolean, 12:30 the number 750.
 FLOAT = re.compile(
@@ -30,7 +30,7 @@ RULES = (
 )
 # libyaml reads ten times as fast as Python, but without a limit on nesting: 30,000 levels overflow the stack.
 FAST_CHARACTERS = 8192
-MAX_FILE = 2**24  # bytes
+MAX_FILE = 2**20  # bytes: PyYAML reads about 300 kB per second, and recipes have 2 kB
 # Values of a file with its aliases written out: a few hundred bytes of nested aliases stand for billions.
 MAX_VALUES = 100_000
 
@@ -98,10 +98,14 @@ def _count(node: Any, known: dict[int, int]) -> int:
     elif isinstance(node, yaml.SequenceNode):
         size += sum(_count(value, known) for value in node.value)
     if size > MAX_VALUES:
-        problem = f"more than {MAX_VALUES:,} values, aliases written out"
-        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        raise _too_many(node.start_mark)
     known[id(node)] = size
     return size
+
+
+def _too_many(mark: Any) -> Exception:
+    problem = f"more than {MAX_VALUES:,} values, aliases written out"
+    return yaml.constructor.ConstructorError(None, None, problem, mark)  # type: ignore[no-any-return]
 
 
 def dump(record: Mapping[str, Any]) -> str:
@@ -143,7 +147,15 @@ class _Rules(yaml.constructor.SafeConstructor):  # type: ignore[misc]
 
 
 class _Loader(_Rules, yaml.SafeLoader):  # type: ignore[misc]
-    """Written in Python."""
+    """Written in Python. Stops at the first value too many: all those of 1 MB would take twenty seconds."""
+
+    composed = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self.composed += 1
+        if self.composed > MAX_VALUES:
+            raise _too_many(self.peek_event().start_mark)
+        return super().compose_node(parent, index)
 
 
 class _FastLoader(_Rules, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""The tokenizer interface."""
+"""The tokenizer interface, and a check of arguments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-__all__ = ["Tokenizer"]
+from driftgen.errors import InputError
+from driftgen.support.checked_arguments import show_value
+
+__all__ = ["Tokenizer", "check_tokenizer"]
 
 
 @runtime_checkable
@@ -34,3 +37,15 @@ class Tokenizer(Protocol):
 
     def save(self, folder: Path) -> None:
         """Write the weights to ``folder`` for :func:`~driftgen.tokenizers.build_tokenizer`."""
+
+
+def check_tokenizer(tokenizer: Any, channels: int | None = None) -> None:
+    """Raise unless the tokenizer is None, or decodes samples of so many channels (None: of any)."""
+    if tokenizer is None:
+        return
+    if not hasattr(tokenizer, "latent_channels"):
+        raise InputError(f"tokenizer={show_value(tokenizer)} must have decode and latent_channels")
+    if channels not in (None, tokenizer.latent_channels):
+        raise InputError(
+            f"the tokenizer decodes {tokenizer.latent_channels} channels, the generator produces {channels}"
+        )

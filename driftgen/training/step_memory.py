@@ -27,11 +27,14 @@ def step_bytes(batch: Batch, shape: tuple[int, ...], processes: int = 1, *, fuse
 
 def check_step(batch: Batch, shape: tuple[int, ...], distributed: Distributed) -> None:
     """Raise if a step of this process cannot fit into its memory."""
+    sizes = {name: getattr(batch, name) for name in ("generated", "positives", "unconditional")}
+    largest = max(sizes, key=lambda name: sizes[name])
+    keys = sorted(("classes", largest), key=lambda name: getattr(batch, name), reverse=True)
     check_fits(
-        f"a step of {batch.classes:,} classes with {batch.generated:,} generated samples each",
+        f"a step of {batch.classes:,} classes with batch.{largest}={sizes[largest]:,} samples each",
         step_bytes(batch, shape, distributed.world_size, fused=distributed.device.type == "cuda"),
         distributed.device,
-        "lower batch.classes or batch.generated",
+        f"lower batch.{keys[0]} or batch.{keys[1]}",
     )
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from driftgen.errors import InputError
 from driftgen.support.atomic_write import atomic_write
+from driftgen.support.image_files import open_image
 from driftgen.training.task import LoopConfig
 
 __all__ = ["Trackers", "scalars"]
@@ -56,7 +56,7 @@ class Trackers:
         if not path.is_file() or path.suffix not in IMAGES:
             return
         if self.board is not None:
-            with Image.open(path) as image:
+            with open_image(path) as image:
                 self.board.add_image("samples", np.asarray(image.convert("RGB")), step, dataformats="HWC")
         if self.wandb is not None:
             self.wandb.log({"samples": self.image(str(path))}, step=step)

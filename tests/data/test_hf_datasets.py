@@ -209,7 +209,7 @@ def test_unreadable_images_are_named_and_replaced(tmp_path):
     images[9] = {"bytes": images[0]["bytes"][:400], "path": None}
     data, _ = open_memory(table([0] * 300, images=images), Data(size=8, workers=0))
     where = "data"
-    assert data.unreadable[0] == f"{where} row 7 (UnidentifiedImageError: not an image of a known format)"
+    assert data.unreadable[0].startswith(f"{where} row 7 (UnidentifiedImageError: not a BMP, GIF, JPEG,")
     assert data.unreadable[1].startswith(f"{where} row 8 (FileNotFoundError")
     assert (every(data) == every(data)[0]).all()
     assert [name.split(" (")[0] for name in data.unreadable[2:]] == [f"{where} row 9"]
@@ -251,3 +251,29 @@ def test_several_splits_are_refused():
     fails(
         lambda: resolve("train", "digits", {"data": splits}), "holds the splits train, test: pass one of them"
     )
+
+
+def test_rows_name_no_file_outside_the_folder(tmp_path, opened):
+    """The bytes of an image are missing, and its path may be any file of this machine."""
+    secret, place = tmp_path / "secret.png", tmp_path / "pets"
+    place.mkdir()
+    Image.fromarray(IMAGES[0]).save(secret)
+    Image.fromarray(IMAGES[0]).save(place / "own.png")
+    (place / "link.png").symlink_to(secret)
+    features = datasets.Features({"image": datasets.Image(decode=False)})
+    import pyarrow.parquet
+
+    def write(path):
+        rows = datasets.Dataset.from_dict(
+            {"image": [encode(IMAGES[1]), {"bytes": None, "path": path}]}, features=features
+        )
+        pyarrow.parquet.write_table(rows.data.table, place / "a.parquet")
+
+    for path in (str(secret), "../secret.png", "link.png", "a\0b"):
+        write(path)
+        error(place / "a.parquet", "a.parquet row 1 names the file .*, which is not below .*: store")
+    write("own.png")
+    data = opened(place / "a.parquet", size=16, workers=0)
+    assert torch.equal(to_bytes(every(data))[1], expected()[0])
+    rows = datasets.Dataset.from_dict({"image": [{"bytes": None, "path": str(secret)}]}, features=features)
+    assert len(open_memory(rows, Data(size=8, workers=0))[0].labels) == 1  # the user's own

@@ -11,13 +11,16 @@ import pytest
 import torch
 from PIL import Image
 
+from driftgen.cli.runs import encode
 from driftgen.data import decode
+from driftgen.data.decode_workers import DecodeWorkers
 from driftgen.data.folder import list_images
 from driftgen.data.images import open_images
 from driftgen.errors import InputError
 from driftgen.pipeline import DriftPipeline
 from driftgen.report.sample_folder import write_samples
 from driftgen.training.config import Augment, Data
+from driftgen.training.recipes import load_recipe
 from tests.support.fork_server import CAPTURE, start_code
 from tests.support.helpers import fails
 from tests.support.image_data import EVERYTHING, every, noise, opening, to_bytes
@@ -368,3 +371,12 @@ def test_metadata_without_labels_and_label_files(folder, opened):
     assert opened(folder / "dogs", size=8, workers=0, conditional=False).class_names == ["all"]
     (folder / "dogs" / "metadata.csv").rename(folder / "dogs" / "metadata.parquet")
     error(folder / "dogs", r"metadata\.parquet is not read: write it as metadata\.csv")
+
+
+def test_worker_processes_are_bounded_and_started_last(folder, tmp_path, monkeypatch):
+    fails(lambda: load_recipe("digits", ["data.workers=100000"]), "data.workers.*256")
+    started = []
+    monkeypatch.setattr(DecodeWorkers, "_start", lambda self: started.append(self))
+    fails(lambda: encode(folder, tmp_path / "out", tokenizer=str(tmp_path / "missing"), size=8), "missing")
+    fails(lambda: encode(tmp_path / "none", tmp_path / "out", tokenizer="missing", size=8), "no such file")
+    assert not started

@@ -186,7 +186,7 @@ def test_unreadable_images_are_named_and_replaced(tmp_path, opened, workers):
     members = [("a.png", b"nothing"), ("b.png", good), ("c.png", broken), ("d.png", good)]
     members += [(f"{i:03}.png", good) for i in range(200)]
     data = opened(write_tar(tmp_path / "a.tar", members), size=8, workers=workers)
-    reason = "UnidentifiedImageError: not an image of a known format"
+    reason = "UnidentifiedImageError: not a BMP, GIF, JPEG, PNG, PPM, TIFF or WEBP image: convert it"
     assert data.unreadable == [f"{tmp_path}/a.tar/a.png ({reason})"]
     images = every(data)
     assert len(images) == 203

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -102,6 +103,27 @@ def test_a_training_that_fails_says_why(folders):
     assert "exit code 2" in state.text
     assert "No such option" in state.log
     assert "No such option" in show_job(state)
+
+
+def test_the_log_is_no_link_to_a_file_elsewhere(folders, tmp_path, monkeypatch):
+    secret = tmp_path / "secret.txt"
+    secret.write_text("a secret")
+    job = TrainingJob(folders)
+    job._record.parent.mkdir()
+    record = {"pid": 2**30, "command": "c", "run": "r", "since": "s", "began": 0.0}
+    job._record.write_text(json.dumps(record))
+    job._log.symlink_to(secret)
+    assert (job.state().run, job.state().log) == ("r", "")
+    job._log.unlink()
+    os.mkfifo(job._log)
+    assert job.state().log == ""
+    job._log.unlink()
+    job._log.symlink_to(secret)
+    monkeypatch.setattr(sys, "executable", shutil.which("true"))
+    job.start(TrainCommand((), folders.runs / "x"))
+    wait(job)
+    assert secret.read_text() == "a secret"
+    assert not job._log.is_symlink()
 
 
 def test_the_id_of_another_process_is_no_training(folders):

@@ -98,6 +98,11 @@ def _arrays(folder: Path) -> None:
     np.savez(folder / "a.npz", images=_pixels(), labels=np.arange(4) % 2)
 
 
+def _byte_labels(folder: Path) -> None:
+    labels = np.array(["café", "b", "café", "b"])
+    np.savez(folder / "a.npz", images=_pixels(), labels=np.char.encode(labels, "utf-8"))
+
+
 def _array(folder: Path) -> None:
     np.save(folder / "a.npy", _pixels())
 
@@ -333,6 +338,7 @@ OPTIONS = {"task": "lift", "episodes": 3}
 FORMATS = (
     Format("arrays, .npz", _arrays, lambda f: _load_images(f / "a.npz", None), ("a.npz",)),
     Format("arrays, packed .npz", _packed_arrays, lambda f: _load_images(f / "a.npz", 4), ("a.npz",)),
+    Format("arrays, labels of bytes", _byte_labels, lambda f: _load_images(f / "a.npz", 4), ("a.npz",)),
     Format("array, .npy", _array, lambda f: _load_images(f / "a.npy"), ("a.npy",)),
     Format("points, .npy", _points, lambda f: load_points(f / "p.npy"), ("p.npy",)),
     *(_images(kind, kind.lower()) for kind in ("PNG", "JPEG", "WEBP", "TIFF", "GIF", "BMP")),
