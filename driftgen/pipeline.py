@@ -29,6 +29,7 @@ from driftgen.ops.host_copy import HostCopy
 from driftgen.ops.padding import padded_size
 from driftgen.support.checked_arguments import checked
 from driftgen.support.distributed import choose_device
+from driftgen.support.dtype_names import check_network_dtype
 from driftgen.support.images import to_bytes, to_pil
 from driftgen.support.untrusted_files import described_by
 from driftgen.support.whole_numbers import check_count, check_seed
@@ -135,6 +136,7 @@ class DriftPipeline:
                 :meth:`compile`. Such a pipeline cannot be saved.
             verify: compare the weights with the checksums in ``config.json``: about a second per 1-2 GB.
         """
+        check_network_dtype(dtype)
         if fp8:
             check_fp8(device)
             dtype = dtype or torch.bfloat16
@@ -166,6 +168,7 @@ class DriftPipeline:
     @checked
     def to(self, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> DriftPipeline:
         """Move the generator and the tokenizer, and return the pipeline. The tokenizer keeps its dtype."""
+        check_network_dtype(dtype)
         try:
             with new_parameters() if self._call is not None else nullcontext():
                 self.generator.to(device=device, dtype=dtype)

@@ -13,7 +13,7 @@ from driftgen.generators import DiT, ImageMLP
 from driftgen.support.atomic_write import atomic_write, honor_umask
 from driftgen.support.sharded_safetensors import write_weights
 from driftgen.tokenizers import SDVAE, TinyVAE
-from tests.support.artifacts import MAE, PIXEL
+from tests.support.artifacts import LATENT, MAE, PIXEL
 from tests.support.autoencoders import kl_network, taesd_files
 from tests.support.image_data import noise
 from tests.support.runs import SMALL, run
@@ -115,7 +115,17 @@ def test_conversions_of_the_authors_artifacts(artifact, tmp_path, umask, here):
 
 @pytest.mark.parametrize("switch", [[], ["--latents"]], ids=["images", "latents"])
 def test_samples(model, tmp_path, umask, here, switch):
-    done = here("sample", model, "-n", "10", *switch, "--device", "cpu", "--out", tmp_path / "samples")
+    words = (
+        LATENT if switch else model,
+        "-n",
+        "10",
+        *switch,
+        "--device",
+        "cpu",
+        "--out",
+        tmp_path / "samples",
+    )
+    done = here("sample", *words)
     assert done.returncode == 0, done.stderr
     check_modes(tmp_path / "samples", umask, least=1 if switch else 12)
 

@@ -183,6 +183,15 @@ UNET = {
 }
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.complex64], ids=str)
+def test_dtypes_that_no_network_computes_in(dtype):
+    words = "networks compute in torch.float32, torch.bfloat16, torch.float16, torch.float64"
+    with pytest.raises(dg.InputError, match=f"dtype={dtype}: {words}"):
+        dg.DriftPipeline.from_pretrained("digits", dtype=dtype)
+    with pytest.raises(dg.InputError, match=words):
+        dg.DriftPipeline(small()).to(dtype=dtype)
+
+
 def test_dtypes(tmp_path):
     dg.DriftPipeline(small().bfloat16()).save_pretrained(tmp_path)
     saved = dg.DriftPipeline.from_pretrained(tmp_path)

@@ -19,7 +19,8 @@ def evaluate(
     what: Annotated[
         list[str],
         typer.Argument(
-            help="MODEL: a saved model or run, or images (folder, .npz). Or: stats DATA OUT.safetensors",
+            help="MODEL: a packaged or saved model or a run; or images (folder, .npz, data:digits). "
+            "Or: stats DATA OUT.safetensors",
             show_default=False,
             metavar="MODEL | stats DATA OUT",
         ),

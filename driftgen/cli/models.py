@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from driftgen.cli.help_format import App
 from driftgen.cli.options import Device, SavedDtype, Tokenizer, Weights, folder_of_model
 from driftgen.errors import InputError
+
+if TYPE_CHECKING:
+    from driftgen.pipeline import DriftPipeline
 
 __all__ = ["convert", "export", "sample"]
 
@@ -74,6 +77,8 @@ def sample(
         fp8=fp8,
         verify=not no_verify,
     )
+    if latents:
+        _check_latents(pipe, model)
     if compiled:
         pipe.compile()
     out = out or folder_of_model("samples", model)
@@ -133,12 +138,24 @@ def export(
     if holds_policy(model, weights):
         from driftgen.policy.drifting_policy import DriftingPolicy
 
+        if latents:
+            raise InputError(f"{model} is a policy and has no latents: leave out --latents")
         loaded = DriftingPolicy.from_pretrained(model, **options)
     else:
         from driftgen.pipeline import DriftPipeline
 
         loaded = DriftPipeline.from_pretrained(model, tokenizer=tokenizer, **options)
+        if latents:
+            _check_latents(loaded, model)
     print(export_model(loaded, out, format=file_format, dtype=dtype, decoder=not latents))  # type: ignore[arg-type]
+
+
+def _check_latents(pipe: DriftPipeline, model: str) -> None:
+    """Raise an InputError for a generator of pixels. One without a known number of channels may be either."""
+    from driftgen.tokenizers import Identity
+
+    if pipe.channels in (1, 3) and isinstance(pipe.tokenizer, Identity):
+        raise InputError(f"{model} generates pixels and has no latents: leave out --latents")
 
 
 convert = App(

@@ -28,7 +28,7 @@ def page(
         Path | None, typer.Option(help="Folder to write the page to. Default: serve it until Ctrl-C.")
     ] = None,
     serve: Annotated[bool, typer.Option("--serve", help="Serve it, too, where --out is given.")] = False,
-    port: Annotated[int | None, typer.Option(help="Port on 127.0.0.1. Default: any free one.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port on 127.0.0.1. Default: 0, any free one.")] = None,
     dtype: Annotated[
         str, typer.Option(help="Stored weights: float32, float16 or int8. The network computes in float32.")
     ] = "float32",

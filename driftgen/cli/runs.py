@@ -15,6 +15,7 @@ from rich.console import Console
 
 import driftgen
 from driftgen.cli.options import Device
+from driftgen.support.signals import terminable
 
 __all__ = [
     "Changes",
@@ -250,7 +251,8 @@ def start_training(
         print(to_yaml(config), end="")
         return
     if dry_run:
-        _dry_run(config, folder, options["override"], options["device"])
+        with terminable():  # the first steps write to a temporary folder
+            _dry_run(config, folder, options["override"], options["device"])
         return
     start: Any = driftgen.pretrain if task == "pretrain" else driftgen.train
     run = start(config, folder, name=Path(recipe).stem, **options)

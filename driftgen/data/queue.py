@@ -73,6 +73,7 @@ class SampleQueue:
         in random order and then drawn from again, so no sample is repeated before every other one was drawn.
         Rows are independent of each other.
         """
+        self._check(labels)  # before labels that are no integers become some
         labels = labels.cpu().long()
         return self.take(labels, self.slots(labels, n, generator))
 

@@ -131,6 +131,11 @@ class DriftingLoss(nn.Module):
             raise unknown_name("convention", convention, ("release", "paper"))
         if chunk is not None and not (isinstance(chunk, int) and chunk >= 1):
             raise InputError(f"chunk={chunk!r} must be a positive integer")
+        if process_group is not None and not isinstance(process_group, dist.ProcessGroup):
+            raise InputError(
+                f"process_group={process_group!r} must be a torch.distributed.ProcessGroup, such as "
+                "torch.distributed.group.WORLD after init_process_group, or None"
+            )
         check_switch("normalize_features", normalize_features)
         check_switch("normalize_drift", normalize_drift)
         released = convention == "release"

@@ -17,11 +17,12 @@ from driftgen.evaluation.encoders import Encoder, load_encoder
 from driftgen.evaluation.image_sources import ImageSource, RealImages
 from driftgen.evaluation.real_images import DIGITS, DIGITS_HELDOUT, Shape, open_in_shape
 from driftgen.evaluation.reference import Reference, compute_reference, load_reference
+from driftgen.interop.packaged import find_packaged
 from driftgen.pipeline import DriftPipeline
 from driftgen.support.distributed import Distributed
 from driftgen.support.user_paths import expand_user
 
-__all__ = ["Track", "choose_encoder", "is_images", "open_reference", "parse_guidance"]
+__all__ = ["DATA", "Track", "choose_encoder", "is_images", "open_reference", "parse_guidance"]
 
 # Shows progress: (title, total images, metric) -> context that yields a function of (images, value).
 Track = Callable[[str, int, str], AbstractContextManager[Callable[[int, float], None]]]
@@ -29,6 +30,7 @@ INCEPTION_VARIABLE = "DRIFTGEN_INCEPTION"
 ARRAYS = (".npz", ".npy")
 MODEL_FILES = ("config.json", "config.yaml", "metadata.json")
 REFERENCE = "reference.safetensors"
+DATA = "data:"  # before the name of images where a packaged model has that name too
 
 
 def choose_encoder(
@@ -46,8 +48,15 @@ def choose_encoder(
 
 
 def is_images(source: str) -> bool:
-    """Return True if a source is images (an array, a folder, shards), and no model."""
+    """Return True if a source is images (an array, a folder, shards), and no model.
+
+    The name of a packaged model is the model; :data:`DATA` before a name makes it images.
+    """
+    if source.startswith(DATA):
+        return True
     place = expand_user(source)
+    if find_packaged(source) is not None and not place.exists():
+        return False
     if place.suffix.lower() in ARRAYS or source in (DIGITS, DIGITS_HELDOUT) or is_shard(source):
         return True
     return place.is_dir() and not any((place / name).exists() for name in MODEL_FILES)

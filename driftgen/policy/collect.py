@@ -19,7 +19,7 @@ import driftgen
 from driftgen.errors import InputError, unknown_name
 from driftgen.policy.environments import find_task, make_environment
 from driftgen.policy.lift_expert import LiftExpert
-from driftgen.policy.simulation import MOST_EPISODES, choose_processes
+from driftgen.policy.simulation import MOST_EPISODES, check_episode_seeds, choose_processes
 from driftgen.support.atomic_write import PARTIAL, atomic_write, make_folder
 from driftgen.support.folder_lock import hold_file
 from driftgen.support.progress import track
@@ -32,6 +32,7 @@ __all__ = ["Collected", "collect", "demonstrate"]
 
 EXPERTS = {"lift": LiftExpert}
 HELD_OUT = 0.1  # share of the episodes in mask/valid
+ATTEMPTS = 20  # at most, per demonstration
 AFTER_SUCCESS = 4  # more steps, so that the last windows end with the motion after the success
 Arrays = dict[str, NDArray[Any]]
 
@@ -79,6 +80,7 @@ def collect(
     if task not in EXPERTS:
         raise unknown_name("task", task, EXPERTS)
     check_count("episodes", episodes, most=MOST_EPISODES)
+    check_episode_seeds("seed", seed, ATTEMPTS * episodes)
     try:
         import h5py  # noqa: F401
     except ImportError:
@@ -124,7 +126,7 @@ def _collect_parts(
     work = partial(_attempt, parts, task, images)
     title = f"{find_task(task).title} demonstrations"
     with _workers(count) as mapped, track(title, episodes, "success rate") as progress:
-        for path in mapped(work, _seeds(seed, 20 * episodes)):
+        for path in mapped(work, _seeds(seed, ATTEMPTS * episodes)):
             stored.append(path)
             successes += path.suffix == ".npz"
             progress(successes, successes / len(stored))

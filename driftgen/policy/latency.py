@@ -16,7 +16,7 @@ from driftgen.policy.rollout import Policy, chunk_sizes
 from driftgen.support.provenance import count_threads
 from driftgen.support.whole_numbers import check_count
 
-__all__ = ["Latency", "measure_latency"]
+__all__ = ["MOST_BATCH", "MOST_REPEATS", "Latency", "measure_latency"]
 
 LEAST_SECONDS, MOST_SECONDS = 0.2, 10.0
 MOST_BATCH, MOST_REPEATS = 2**16, 100_000

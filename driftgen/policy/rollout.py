@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from driftgen.errors import InputError
 from driftgen.policy.environments import find_task
-from driftgen.policy.simulation import Simulation, Status, choose_processes
+from driftgen.policy.simulation import Simulation, Status, check_episode_seeds, choose_processes
 from driftgen.support.rng import derive_generator, derive_seed
+from driftgen.support.whole_numbers import check_seed
 
 __all__ = ["Policy", "RandomPolicy", "Rollout", "chunk_sizes", "run_rollouts"]
 
@@ -123,7 +124,7 @@ def run_rollouts(
         policy: the policy.
         task: name of the task.
         preset: observations of the policy.
-        seeds: of the environment, one per episode.
+        seeds: of the environment, one per episode, from 0 to 2^32 - 1.
         seed: of the noise.
         max_steps: of an episode; those of the task if None.
         processes: that simulate; one per CPU core if None.
@@ -133,6 +134,9 @@ def run_rollouts(
     """
     if not seeds:
         raise InputError("seeds are empty: simulate at least one episode")
+    for number in seeds:
+        check_episode_seeds("seed of an episode", number)
+    check_seed("seed", seed)
     _, observed, executed = chunk_sizes(policy)
     processes = choose_processes(processes, min(len(seeds), batch))
     rollouts: list[Rollout] = []

@@ -18,13 +18,13 @@ from driftgen.errors import InputError
 from driftgen.policy.environments import SimulatedTask, find_task
 from driftgen.policy.latency import measure_latency
 from driftgen.policy.rollout import Policy, Rollout, chunk_sizes, run_rollouts
-from driftgen.policy.simulation import MOST_EPISODES
+from driftgen.policy.simulation import MOST_EPISODES, check_episode_seeds
 from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.checksum import weights_checksum
 from driftgen.support.progress import track
 from driftgen.support.provenance import environment, provenance
 from driftgen.support.untrusted_files import read_json
-from driftgen.support.whole_numbers import check_count
+from driftgen.support.whole_numbers import check_count, check_seed
 
 __all__ = ["EPISODES", "FIRST_SEED", "Summary", "evaluate_policies", "score_table", "summarize"]
 
@@ -87,7 +87,7 @@ def evaluate_policies(
         preset: of the observations.
         out: folder of the result.
         episodes: per checkpoint.
-        first_seed: seeds count up from it.
+        first_seed: seeds count up from it, to 2^32 - 1 at most.
         seed: of the policy's noise.
         max_steps: of an episode; those of the task if None.
         processes: that simulate; one per CPU core if None.
@@ -100,6 +100,8 @@ def evaluate_policies(
     if not models:
         raise InputError("no model to evaluate: name at least one")
     check_count("episodes", episodes, most=MOST_EPISODES)
+    check_episode_seeds("first_seed", first_seed, episodes)
+    check_seed("seed", seed)
     about = find_task(task)
     path = make_folder(out) / "evaluation.json"
     seeds = list(range(first_seed, first_seed + episodes))

@@ -11,10 +11,12 @@ from driftgen.policy.environments import TASKS, SimulatedTask, check_rendering
 from driftgen.policy.policy_loading import LoadOptions, choose_task, load_policy, policies_of_run
 from driftgen.policy.rollout import Policy, Rollout, run_rollouts
 from driftgen.policy.score import evaluate_policies, score_table
+from driftgen.policy.simulation import check_episode_seeds
 from driftgen.policy.videos import check_video_path, choose_rollouts, save_stills, save_video, video_name
 from driftgen.support.atomic_write import atomic_write
 from driftgen.support.folder_lock import hold_folder
 from driftgen.support.provenance import command_line
+from driftgen.support.whole_numbers import check_count
 
 __all__ = ["run_policy_evaluation", "run_single_rollout"]
 
@@ -43,6 +45,8 @@ def run_policy_evaluation(
         stills: the same for the rows of ``stills.png``.
         protocol: further options of :func:`~driftgen.policy.score.evaluate_policies`.
     """
+    check_count("videos", videos, 0)
+    check_count("stills", stills, 0)
     loaders: list[tuple[str, Callable[[], Policy]]]
     if checkpoints is None:
         loaders = [(name, _loader(name, options)) for name in models]
@@ -81,6 +85,7 @@ def run_single_rollout(
     max_steps: int | None = None,
 ) -> Rollout:
     """Simulate one episode, print its outcome and write a video or stills; return the rollout."""
+    check_episode_seeds("seed", seed)
     if video is not None:
         check_video_path(video)
     if stills is not None and stills.suffix != ".png":

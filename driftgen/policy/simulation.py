@@ -18,9 +18,10 @@ from driftgen.errors import InputError
 from driftgen.policy.environments import find_task, make_environment
 from driftgen.support.whole_numbers import check_count
 
-__all__ = ["MOST_EPISODES", "Simulation", "Status", "choose_processes"]
+__all__ = ["MOST_EPISODES", "Simulation", "Status", "check_episode_seeds", "choose_processes"]
 
 MOST_EPISODES, MOST_STEPS, MOST_PROCESSES = 100_000, 1_000_000, 1024
+SEEDS = 2**32  # of the simulators: NumPy's older generator takes 32 bits
 
 Array = NDArray[Any]
 
@@ -217,6 +218,11 @@ def _died(worker: Any) -> InputError:
     return InputError(
         f"a simulator process ended with exit code {worker.exitcode}: out of memory? use fewer --processes"
     )
+
+
+def check_episode_seeds(argument: str, first: Any, episodes: int = 1) -> None:
+    """Raise ``InputError`` unless the simulators take ``episodes`` seeds that count up from ``first``."""
+    check_count(argument, first, 0, SEEDS - episodes)
 
 
 def choose_processes(processes: int | None, episodes: int) -> int:

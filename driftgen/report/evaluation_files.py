@@ -16,6 +16,7 @@ from driftgen.evaluation.image_sources import open_real
 from driftgen.evaluation.real_images import run_data
 from driftgen.evaluation.reference import compute_reference
 from driftgen.evaluation.session import (
+    DATA,
     choose_encoder,
     image_shape,
     is_images,
@@ -29,7 +30,9 @@ from driftgen.support.dtype_names import parse_dtype
 from driftgen.support.folder_lock import hold_file, hold_folder
 from driftgen.support.progress import track
 
-__all__ = ["format_rows", "run_evaluation", "run_stats"]
+__all__ = ["SAMPLES", "format_rows", "run_evaluation", "run_stats"]
+
+SAMPLES = 50_000
 
 HIDDEN = ("samples", "compared", "seconds")
 NAMES = {"guidance": "alpha", "inception_score": "IS"}
@@ -83,7 +86,7 @@ def run_evaluation(
     device: str | None,
     command: str,
     *,
-    samples: int = 50_000,
+    samples: int = SAMPLES,
     guidance: str | None = None,
     seed: int = 0,
     batch_size: int = 250,
@@ -96,10 +99,16 @@ def run_evaluation(
 ) -> dict[str, Any]:
     """Evaluate a model or a set of images, print a table and return the record.
 
-    ``data`` is by default that of the training run. ``size`` and ``channels`` are those of image files, which
+    ``source`` may begin with ``data:``, for images whose name a packaged model has too. ``data`` is by
+    default that of the training run. ``size`` and ``channels`` are those of image files, which
     have no common size of their own. The main process calls ``on_result`` for a model.
     """
     alphas = parse_guidance(guidance)
+    if is_images(source):
+        given = {"--samples": samples != SAMPLES, "--guidance": bool(alphas), "--dtype": dtype != "as saved"}
+        if any(given.values()):
+            names = " and ".join(name for name, used in given.items() if used)
+            raise InputError(f"{source} is images, not a model: leave out {names}")
     real = data or run_data(source)
     if real is None:
         raise InputError(
@@ -109,12 +118,12 @@ def run_evaluation(
     console = _console(processes)
     with ExitStack() as stack:
         stack.callback(processes.close)
-        folder = out or Path("runs/eval") / (Path(source).name or "model")
+        folder = out or Path("runs/eval") / (Path(source.removeprefix(DATA)).name or "model")
         stack.enter_context(hold_folder(folder, processes))
         encoder = choose_encoder(encoder_name, processes.device, force=force, fast=fast)
         pipe, images = None, None
         if is_images(source):
-            images = open_real(source, size, gray_or_color(channels))
+            images = open_real(source.removeprefix(DATA), size, gray_or_color(channels))
             shape, total = images.shape, images.count
         else:
             pipe = DriftPipeline.from_pretrained(

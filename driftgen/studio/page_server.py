@@ -42,13 +42,13 @@ class _Handler(SimpleHTTPRequestHandler):
 
 def check_port(port: int | None) -> int:
     """Return the port, 0 for any that is free."""
-    if port is not None and not 1 <= port <= 65535:
-        raise InputError(f"port={port} must be from 1 to 65535")
+    if port is not None and not 0 <= port <= 65535:
+        raise InputError(f"port={port} must be from 0 (any free one) to 65535")
     return port or 0
 
 
 def open_server(folder: Path, port: int | None = None) -> ThreadingHTTPServer:
-    """Listen on 127.0.0.1; ``serve_forever`` of the result answers. Any free port if None."""
+    """Listen on 127.0.0.1; ``serve_forever`` of the result answers. Any free port if 0 or None."""
     handler = partial(_Handler, directory=str(folder))
     try:
         return ThreadingHTTPServer((HOST, check_port(port)), handler)

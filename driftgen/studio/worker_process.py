@@ -79,13 +79,19 @@ class WorkerProcess:
 def _serve(connection: Connection, module: str, cls: str, arguments: tuple[Any, ...]) -> None:
     """Answer calls until the other side closes its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the server, which closes the connection
-    served = getattr(import_module(module), cls)(*arguments)
+    served, refusal = None, ""
+    try:
+        served = getattr(import_module(module), cls)(*arguments)
+    except InputError as error:  # every call raises it
+        refusal = str(error)
     while True:
         try:
             name, argument = connection.recv()
         except EOFError:
             return
         try:
+            if refusal:
+                raise InputError(refusal)
             answer = ("answer", getattr(served, name)(argument))
         except InputError as error:
             answer = ("error", str(error))

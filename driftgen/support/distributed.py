@@ -22,10 +22,11 @@ DEVICES = ("cpu", "cuda", "mps", "xpu")  # types of devices that networks can ru
 def choose_device(name: str | torch.device | None = None) -> torch.device:
     """Return the device of this name; by default a GPU if there is one, else the CPU."""
     try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name is None else name)
     except RuntimeError:
         raise InputError(
-            f"device={name} is not a device: choose from {', '.join(DEVICES)}, with a number such as cuda:1"
+            f"device={name or repr(name)} is not a device: choose from {', '.join(DEVICES)}, with a number "
+            "such as cuda:1"
         ) from None
     if device.type not in DEVICES:
         raise InputError(f"device={name} is not supported: choose from {', '.join(DEVICES)}")
@@ -33,6 +34,8 @@ def choose_device(name: str | torch.device | None = None) -> torch.device:
         raise InputError(
             f"device={name}: torch finds no NVIDIA GPU here, see driftgen doctor", topic="no-gpu"
         )
+    if device.type == "cpu" and device.index:
+        raise InputError(f"device={name}: the CPU is one device, give cpu")
     return device
 
 

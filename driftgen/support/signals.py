@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
-__all__ = ["handle_signals", "interrupt", "interruptions", "stop_signals"]
+__all__ = ["handle_signals", "interrupt", "interruptions", "stop_signals", "terminable"]
 
 # Signals that raised KeyboardInterrupt in the command. Libraries in C may turn it into another exception: an
 # exception after a signal is no fault of the input.
@@ -45,6 +45,16 @@ def handle_signals(stop: Callable[[str], None]) -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Let SIGTERM raise KeyboardInterrupt while the block runs, so that the block removes its files."""
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def interrupt(number: int, frame: FrameType | None) -> NoReturn:

@@ -23,7 +23,7 @@ from driftgen.policy.two_ways import navigate
 from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.checksum import weights_checksum
 from driftgen.support.provenance import command_line, environment, provenance
-from driftgen.support.whole_numbers import check_count
+from driftgen.support.whole_numbers import check_count, check_seed
 from driftgen.training.policy_config import PolicyConfig
 from driftgen.training.policy_data import ChunkDraws, open_demonstrations
 from driftgen.training.policy_task import chunk_scores
@@ -152,6 +152,7 @@ def compare_spread(
         device: of the networks.
     """
     check_count("chunks", chunks, most=MOST_CHUNKS)
+    check_seed("seed", seed)
     configs = [load_config(_run_config(run), PolicyConfig) for run in runs]
     first = configs[0]
     if data is not None:

@@ -14,11 +14,12 @@ from driftgen.generators.policy_network import PolicyNetwork
 from driftgen.policy.chunk_samplers import make_sampler
 from driftgen.policy.drifting_policy import DriftingPolicy
 from driftgen.policy.environments import TASKS, SimulatedTask
-from driftgen.policy.latency import measure_latency
+from driftgen.policy.latency import MOST_BATCH, MOST_REPEATS, measure_latency
 from driftgen.policy.processor import ACTION
-from driftgen.support.atomic_write import atomic_write, make_folder
+from driftgen.support.atomic_write import atomic_write, check_replaceable, make_folder
 from driftgen.support.progress import track
 from driftgen.support.provenance import command_line, environment, provenance
+from driftgen.support.whole_numbers import check_count
 from driftgen.training.policy_config import PolicyConfig
 from driftgen.training.policy_task import network_of
 from driftgen.training.recipes import load_recipe
@@ -62,6 +63,15 @@ def measure_methods(
         repeats: timed calls of each row.
         device: of the networks; the CPU if None.
     """
+    check_count("repeats", repeats, most=MOST_REPEATS)
+    for batch in batches:
+        check_count("batch", batch, most=MOST_BATCH)
+    if out is not None:
+        if out.is_dir():
+            raise InputError(f"{out} is a folder: give the file to write, such as {out / 'latency.json'}")
+        check_replaceable(out)
+    for recipe in recipes:  # before the first one is timed
+        _task_of(recipe, _policy_config(recipe))
     device = device or torch.device("cpu")
     rows: list[dict[str, Any]] = []
     jobs = [(recipe, method, batch) for recipe in recipes for method in METHODS for batch in batches]

@@ -52,6 +52,12 @@ def test_a_device_that_is_not_there(choose):
         fails(lambda: choose("cuda"), "device=cuda: torch finds no NVIDIA GPU here")
 
 
+def test_names_of_no_device():
+    fails(lambda: choose_device(""), "device='' is not a device: choose from cpu, cuda, mps, xpu")
+    fails(lambda: choose_device("cpu:7"), "device=cpu:7: the CPU is one device, give cpu")
+    assert choose_device("cpu:0").type == "cpu"
+
+
 def pipeline():
     return dg.DriftPipeline(dg.generators.ImageMLP(input_size=8, in_channels=1, num_classes=10))
 

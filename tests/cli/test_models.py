@@ -19,6 +19,7 @@ from tests.support.artifacts import ARTIFACTS, LATENT, MAE, PIXEL
 from tests.support.fork_server import CAPTURE, start_driftgen
 from tests.support.fork_server import run_driftgen as run
 from tests.support.libraries import import_library
+from tests.support.small_policy import save_small_policy
 
 
 def pictures(folder):
@@ -100,6 +101,20 @@ def test_latents_of_an_artifact_without_its_tokenizer(tmp_path, here):
     stored = load_file(tmp_path / "latents.safetensors")
     assert stored["latents"].shape == (1, 4, 8, 8)
     assert stored["labels"].tolist() == [1]
+
+
+@pytest.mark.parametrize("words", [("sample", PIXEL, "--out"), ("export", PIXEL)], ids=lambda w: w[0])
+def test_pixels_have_no_latents(words, tmp_path, here):
+    done = here(*words, tmp_path / "a.pt2", "--latents")
+    assert done.returncode == 2
+    assert f"{PIXEL} generates pixels and has no latents: leave out --latents" in done.stderr
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_policy_has_no_latents(tmp_path, here):
+    done = here("export", save_small_policy(tmp_path / "policy"), tmp_path / "a.pt2", "--latents")
+    assert done.returncode == 2
+    assert "is a policy and has no latents: leave out --latents" in done.stderr
 
 
 @pytest.mark.parametrize("folder", [PIXEL, LATENT, MAE, ARTIFACTS / "convnext_tiny"], ids=lambda f: f.name)

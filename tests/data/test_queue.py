@@ -144,3 +144,11 @@ def test_rows_are_uniform_in_value_and_order(size):
 def test_rank_in_class(labels):
     got = rank_in_class(torch.tensor(labels, dtype=torch.int64)).tolist()
     assert got == [labels[:i].count(label) for i, label in enumerate(labels)]
+
+
+def test_labels_of_a_draw_are_integers():
+    queue = SampleQueue(2, 3, (1,))
+    queue.push(torch.ones(2, 1), torch.tensor([0, 1]))
+    for labels in (torch.tensor([0.9]), torch.tensor([True])):
+        with pytest.raises(InputError, match=r"expected \[B\] integers"):
+            queue.draw(labels, 2)

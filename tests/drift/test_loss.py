@@ -294,3 +294,8 @@ def test_autocast_changes_nothing():
             out = dg.DriftingLoss()(gen, pos, neg)
         results_by_mode.append([out.loss, out.per_group, *torch.autograd.grad(out.loss, gen)])
     assert all(torch.equal(a, b) for a, b in zip(*results_by_mode, strict=True))
+
+
+def test_a_process_group_is_one():
+    with pytest.raises(dg.InputError, match=r"process_group=5 must be a torch.distributed.ProcessGroup"):
+        dg.DriftingLoss(process_group=5)

@@ -265,6 +265,15 @@ def test_a_folder_of_images_is_evaluated(tmp_path, capfd):
     assert "evaluating 60/60" in capfd.readouterr().err
 
 
+def test_a_name_of_a_model_and_of_data_is_the_model(tmp_path):
+    words = "digits", "pixels", tmp_path / "out", "cpu", "driftgen eval"
+    record = run_evaluation("digits", *words, samples=70, guidance="1.5")
+    assert [(row["guidance"], row["samples"]) for row in record["rows"]] == [(1.5, 70)]
+    for options, names in (({"samples": 70, "guidance": "1.5"}, "--samples and --guidance"),):
+        with pytest.raises(InputError, match=f"data:digits is images, not a model: leave out {names}"):
+            run_evaluation("data:digits", *words, **options)
+
+
 def test_progress_of_rounds_of_one_batch():
     steps = []
     rounds = _Rounds(lambda step, seconds: steps.append((step, seconds)), 200)

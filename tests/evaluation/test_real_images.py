@@ -58,6 +58,12 @@ def test_shards_take_the_size_of_the_model(tmp_path):
     assert not is_images("owner/model")
 
 
+def test_the_name_of_a_packaged_model_is_the_model():
+    assert not is_images("digits")
+    assert is_images("data:digits")
+    assert is_images("digits-heldout")
+
+
 def test_data_of_another_shape(tmp_path):
     path = str(tmp_path / "a.npy")
     np.save(path, noise(5, 12, 12, 3))

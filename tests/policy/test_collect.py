@@ -167,6 +167,8 @@ def test_bad_options_of_collect(tmp_path):
         collecting.collect("can", tmp_path / "a.hdf5")
     with pytest.raises(InputError, match=r"ends in \.hdf5"):
         collecting.collect("lift", tmp_path / "a.npz")
+    with pytest.raises(InputError, match="seed=-1 must be from 0"):
+        collecting.collect("lift", tmp_path / "a.hdf5", seed=-1)
     with pytest.raises(InputError, match="episodes=0"):
         collecting.collect("lift", tmp_path / "a.hdf5", 0)
 

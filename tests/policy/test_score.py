@@ -15,7 +15,7 @@ from driftgen.policy.latency import measure_latency
 from driftgen.policy.policy_loading import LoadOptions, choose_task, policies_of_run
 from driftgen.policy.rollout import RandomPolicy, Rollout, run_rollouts
 from driftgen.policy.score import evaluate_policies, score_table, summarize
-from driftgen.policy.score_files import run_policy_evaluation
+from driftgen.policy.score_files import run_policy_evaluation, run_single_rollout
 from driftgen.policy.videos import choose_rollouts
 from tests.support.small_policy import save_small_policy
 
@@ -220,6 +220,29 @@ def test_bad_commands_give_one_line(here, words, message):
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"first_seed": -5}, "first_seed=-5 must be from 0 to 4,294,967,293"),
+        ({"first_seed": 2**32 - 1}, "first_seed=4294967295 must be from 0 to 4,294,967,293"),
+        ({"seed": -1}, "seed=-1 must be an integer from 0"),
+        ({"videos": -1}, "videos=-1 must be at least 0"),
+        ({"stills": -1}, "stills=-1 must be at least 0"),
+    ],
+)
+def test_numbers_of_an_evaluation_are_checked_before_it(tmp_path, options, message):
+    with pytest.raises(InputError, match=message):
+        run_policy_evaluation(["random"], LoadOptions("pusht"), tmp_path, **{"videos": 0} | SHORT | options)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 1.5])
+def test_seeds_of_the_simulators_have_32_bits(seed):
+    with pytest.raises(InputError, match=r"seed of an episode=.* must be from 0 to 4,294,967,295"):
+        run_rollouts(RandomPolicy("pusht"), "pusht", "keypoints", [seed], processes=1)
+    with pytest.raises(InputError, match=r"seed=.* must be from 0 to 4,294,967,295"):
+        run_single_rollout("random", LoadOptions("pusht"), seed=seed)
 
 
 def test_the_task_follows_from_the_observations():

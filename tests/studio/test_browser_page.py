@@ -50,7 +50,7 @@ def runtime(tmp_path):
 @pytest.fixture
 def served(tmp_path):
     """A server of tmp_path."""
-    with open_server(tmp_path) as server:
+    with open_server(tmp_path, 0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
@@ -230,7 +230,7 @@ def test_bad_input_is_one_line(here, tmp_path, runtime, monkeypatch):
             ("missing",): "missing does not exist",
             ("digits", "--out", "taken"): "taken exists and is not an empty folder",
             ("digits", "--port", used): f"port {used} is in use: choose another one with --port",
-            ("digits", "--port", 70000): "port=70000 must be from 1 to 65535",
+            ("digits", "--port", 70000): "port=70000 must be from 0 (any free one) to 65535",
             ("digits", "--dtype", "int4"): "dtype='int4' is not known",
             ("digits", "--runtime", "taken"): "taken does not hold onnxruntime-web",
         }.items():

@@ -72,6 +72,17 @@ def test_a_process_keeps_its_object(process):
     assert process.call("add", 1) == 6
 
 
+def test_a_refusal_of_the_constructor_answers_every_call(capfd):
+    process = WorkerProcess("tests.support.worker_targets", "Target", -1)
+    before = process.pid
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"^start=-1 must be at least 0$"):
+            process.call("add", 2)
+    assert process.pid == before
+    process.close()
+    assert capfd.readouterr().err == ""
+
+
 def test_errors_of_a_process_are_one_line(process):
     with pytest.raises(InputError, match=r"^give a number$"):
         process.call("refuse", "give a number")

@@ -6,6 +6,7 @@ import sys
 import threading
 
 import pytest
+import torch
 
 from driftgen.report.page import scoped_style
 from driftgen.studio.app.gradio_import import import_gradio
@@ -45,6 +46,15 @@ def test_addresses_that_cannot_be_used():
     for host in ("300.1.1.1", "", "\udcff", "8.8.8.8"):
         if host:
             fails(lambda host=host: check_address(host, 0, None), "cannot listen on")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a torch without a GPU")
+def test_a_device_that_is_not_there_ends_it_before_the_page(tmp_path, here):
+    done = here("studio", "--runs", tmp_path, "--data", tmp_path, "--port", 0, "--device", "cuda")
+    assert done.returncode == 2
+    assert done.stderr.startswith("driftgen: error: device=cuda: torch finds no NVIDIA GPU here")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
 
 
 def test_folders_must_be_folders(tmp_path):

@@ -5,15 +5,18 @@ argument, or a key of the recipe. ``python -m tests.support.bad_command_lines --
 fit and prints the counts.
 """
 
+import atexit
 import os
 import random
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +25,19 @@ import typer.main
 from pydantic import BaseModel
 
 from driftgen.cli import app
+from driftgen.model_io import save_model
 from driftgen.studio.onnxruntime_web import FILES
 from driftgen.training.config import PretrainConfig, TrainConfig
 from driftgen.training.policy_config import PolicyConfig
+from tests.support.artifacts import PIXEL
+from tests.support.autoencoders import kl_network
 from tests.support.fault_search import Counts, Fault, chosen, main, reproduction
 from tests.support.fork_server import CAPTURE, run_code, start_driftgen
+from tests.support.pipelines import small
 
 SECONDS = 150  # of a loaded machine; the largest networks and compilation need 60 on an idle one
 
+ERROR, NOTES = "driftgen: error: ", ("warning", "note: ")
 HUGE = str(10**30)
 NUMBERS = ["-1", "0", HUGE, "-" + HUGE, "1.5", "nan", "inf", "-inf", "1e300", "-1e300", "1e-300", "x", ""]
 LONG = "a" * 5000
@@ -43,7 +51,9 @@ VALUES = [
 BATCH = " ".join(
     f"--set batch.{key}" for key in ("classes=2", "generated=2", "positives=2", "unconditional=1")
 )
-# Arguments of each command that works, in a folder of :func:`make_files`.
+ELSEWHERE = "192.0.2.1"  # no machine has this address: a server fails only once all its options are read
+# Arguments of each command that works, in a folder of :func:`make_files`. Those of REFUSED get as far as the
+# last check: what follows takes long, never ends, or needs a package that cannot be installed beside ours.
 LINES = {
     name: None if line is None else line.split()
     for name, line in {
@@ -52,29 +62,30 @@ LINES = {
         "doctor": "",
         "train": f"digits --set optim.steps=1 {BATCH} --device cpu --dry-run",
         "pretrain": "mae-digits --set optim.steps=1 --set batch_size=4 --device cpu --dry-run",
-        "encode": "images.npz latents --tokenizer missing",
+        "encode": "images.npz latents --tokenizer vae --size 8 --batch-size 2 --workers 0 --device cpu",
         "recipes": "",
         "sample": "digits --number 2 --out samples --device cpu",
         "export": "digits out.pt2 --format pt2",
         "page": "digits --out page --runtime runtime",
-        "serve": "missing --port 0 --device cpu",
-        "report": "missing",
+        "serve": f"digits --port 0 --device cpu --host {ELSEWHERE}",
+        "report": "run",
         "explain": "collapse",
         "eval": "digits --data digits --encoder pixels --samples 70 --out eval --device cpu",
         "neighbors": "digits --data digits --samples 10 --out neighbors --device cpu",
         "ablate": "antisymmetry --list",
-        "studio": "--device missing",
-        "convert official": "missing converted",
-        "convert to-official": "missing converted",
+        "studio": f"--port 0 --device cpu --host {ELSEWHERE}",
+        "convert official": "artifact converted",
+        "convert to-official": "dit converted",
         "convert shards": "digits converted",
-        "convert state": "missing converted",
+        "convert state": "run converted",
         "policy train": "two-ways --set optim.steps=1 --device cpu --dry-run",
-        "policy eval": "missing --device cpu",
-        "policy rollout": "missing --device cpu",
-        "policy collect": "missing",
-        "policy spread": "missing --device cpu",
-        "policy latency": "missing --device cpu",
-        "policy lerobot": "missing --out out",
+        "policy eval": "pusht --episodes 1 --max-steps 2 --videos 0 --stills 0 --processes 1 --out out "
+        "--device cpu",
+        "policy rollout": "pusht --max-steps 2 --device cpu",
+        "policy collect": "lift --episodes 1 --out out.hdf5",
+        "policy spread": "policy-run --chunks 2 --out out --device cpu",
+        "policy latency": "two-ways --batch 1 --repeats 1 --device cpu",
+        "policy lerobot": "pusht --out out",
         "bench loss": "--groups 1 --generated 4 --positives 4 --negatives 0 --width 4 "
         "--repeats 1 --device cpu",
         "bench step": "--classes 1 --generated 2 --positives 2 --unconditional 1 --depth 1 --base 8 "
@@ -82,9 +93,18 @@ LINES = {
         "bench pretrain": "--recipe mae-digits --set batch_size=4 --repeats 1 --device cpu",
         "bench sampling": "--preset 32px --batch 1 --mode eager --repeats 1 --device cpu",
         "bench scaling": "--what nothing",
-        "bench serve": "missing --seconds 1 --clients 1 --device cpu",
+        "bench serve": "digits --seconds 1 --clients 1 --device cpu --json folder",
     }.items()
 }
+REFUSED = (
+    "serve",
+    "studio",
+    "policy collect",
+    "policy latency",
+    "policy lerobot",
+    "bench scaling",
+    "bench serve",
+)
 
 
 @dataclass(frozen=True)
@@ -95,8 +115,10 @@ class Case:
     odd: str
 
 
-def make_files(folder: Path) -> None:
-    """Make the files that the lines name."""
+def make_files(folder: Path, words: Sequence[str] = ()) -> None:
+    """Make the files that the lines name; of the runs and models only those that are among ``words``."""
+    for name in MODELS & set(words):
+        shutil.copytree(_model(name), folder / name)
     (folder / "folder").mkdir()
     (folder / "text").write_text("text", encoding="utf-8")
     os.mkfifo(folder / "pipe")
@@ -105,6 +127,32 @@ def make_files(folder: Path) -> None:
         (folder / "runtime" / name).write_text("a file of onnxruntime-web", encoding="utf-8")
     pixels = np.zeros((4, 8, 8, 3), np.uint8)
     np.savez(folder / "images.npz", images=pixels, labels=np.arange(4))
+
+
+MODELS = {"run", "policy-run", "dit", "artifact", "vae"}
+
+
+@cache
+def _model(name: str) -> Path:
+    """Make a run or a model once, and return its folder."""
+    if name == "artifact":
+        return PIXEL
+    place = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    if name == "vae":
+        kl_network().save_pretrained(place / name)
+    elif name == "dit":
+        save_model(small(), place / name)
+    else:
+        line = {
+            "run": LINES["train"][:-1],  # without --dry-run
+            "policy-run": LINES["policy train"][:-1],
+        }[name]
+        command = {"run": "train", "policy-run": "policy train"}[name]
+        child = start_driftgen(*command.split(), *line, "--out", place / name, stdout=CAPTURE, stderr=CAPTURE)
+        _, errors = child.communicate(timeout=SECONDS)
+        assert child.returncode == 0, errors
+    return place / name
 
 
 def commands() -> dict[str, Any]:
@@ -182,19 +230,38 @@ def _keys(model, prefix=""):
 
 def try_line(words, folder):
     """Return what is wrong with the answer to a command line, or None."""
-    child = start_driftgen(*words, cwd=folder, stdout=CAPTURE, stderr=CAPTURE)
+    ends = words[0] not in ("serve", "studio")
+    (folder / "printed").touch()
+    with (folder / "printed").open("w") as printed:
+        child = start_driftgen(*words, cwd=folder, stdout=printed.fileno(), stderr=CAPTURE)
     try:
+        if not ends:
+            _interrupt_at_address(child, folder / "printed")
         _, errors = child.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired:
         return f"no answer within {SECONDS} s"
     finally:
         child.kill()
-    last = (errors.splitlines() or [""])[-1]
+    lines = errors.splitlines()
+    last = (lines or [""])[-1]
     if child.returncode not in (0, 2) or "Traceback" in errors:
         return f"exit code {child.returncode}: {last}"
-    if (child.returncode == 2 and not last.startswith("driftgen: error: ")) or "error: ;" in last:
+    if (child.returncode == 2 and not last.startswith(ERROR)) or "error: ;" in last:
         return f"no message: {last}"
+    # Notes may precede the answer, such as what is downloaded or a warning of a step.
+    if child.returncode == 2 and sum(not line.startswith(NOTES) for line in lines) > 1:
+        return f"{len(lines)} lines, the first: {lines[0][:200]}"
     return None
+
+
+def _interrupt_at_address(child, printed):
+    """Press Ctrl-C when a server prints its address: an odd value may be right, and it then runs for ever."""
+    end = time.monotonic() + SECONDS
+    while child.poll() is None and time.monotonic() < end:
+        if "http://" in printed.read_text():
+            child.send_signal(signal.SIGINT)
+            return
+        time.sleep(0.05)
 
 
 def search(seed: int, only: str, seconds: float) -> Iterator[Counts]:
@@ -206,7 +273,7 @@ def search(seed: int, only: str, seconds: float) -> Iterator[Counts]:
     for name in names:
         case, counts = numbered[name], Counts(tried=1)
         folder = Path(tempfile.mkdtemp())
-        make_files(folder)
+        make_files(folder, case.words)
         begin = time.perf_counter()
         try:
             problem = try_line(case.words, folder)

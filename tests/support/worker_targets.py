@@ -7,6 +7,8 @@ from driftgen.errors import InputError
 
 class Target:
     def __init__(self, start=0):
+        if start < 0:
+            raise InputError(f"start={start} must be at least 0")
         self.count = start
 
     def add(self, number):

@@ -2,6 +2,9 @@
 
 import copy
 import os
+import signal
+import tempfile
+import time
 
 import pytest
 import torch
@@ -9,6 +12,7 @@ import torch
 from driftgen.errors import InputError
 from driftgen.generators.image_mlp import ImageMLP
 from driftgen.support.distributed import Distributed
+from driftgen.support.signals import interruptions
 from driftgen.training.build import Parts
 from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.config import Output
@@ -94,3 +98,28 @@ def test_kept_checkpoints(tmp_path, keep_last, keep_every, steps, count):
         most = max(most, len(os.listdir(tmp_path)) + 1 if tmp_path.exists() else 1)
         checkpoints.save(step, {"x": torch.zeros(1)}, {})
     assert most == count
+
+
+def test_sigterm_removes_what_a_dry_run_wrote(tmp_path, here, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    found = []
+
+    def update(*_):
+        found.extend(tmp_path.glob("driftgen-*"))
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+
+    monkeypatch.setattr("driftgen.training.dry_run._timed", update)
+    before = signal.getsignal(signal.SIGTERM)
+    # Not the default, which would end the tests.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        done = here("pretrain", "mae-digits", "--out", tmp_path / "run", "--device", "cpu", "--dry-run")
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        interruptions.clear()
+    assert done.returncode == 130
+    assert done.stderr.endswith("driftgen: interrupted\n")
+    assert found
+    assert not list(tmp_path.iterdir())

@@ -74,6 +74,12 @@ def run_studio(runs: Path, data: Path, host: str, port: int, token: str | None, 
     if device is not None and not re.fullmatch(r"cpu|mps|cuda(:\d{1,3})?", device):
         raise InputError(f"device={device} is not known: choose cpu, cuda or cuda:1")
     address = check_address(host, port, token)
+    if device not in (None, "cpu"):
+        from driftgen.support.distributed import (
+            choose_device,  # imports torch, which the workers do otherwise
+        )
+
+        choose_device(device)
     with serve(folders, address, device):
         print(f"driftgen studio: {address.url}", flush=True)
         if address.token is not None:

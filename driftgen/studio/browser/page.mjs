@@ -17,17 +17,26 @@ const state = {
   images: [], // pixels of the newest images, in order
   values: [], // what the network gave, batch by batch
   report: null, // of the last batch: calls and milliseconds
+  failed: null, // the kind of request whose failure is shown
   walk: { place: 0, playing: false, waiting: false, dirty: false, frames: [], last: null, at: 0 },
 };
 
 /** Show a sentence about what went wrong; without a model nothing else works. */
-function fail(text) {
+function fail(text, during = null) {
+  state.failed = during;
   element("trouble").textContent = text;
   element("trouble").hidden = false;
   element("loading").hidden = true;
   document.querySelector("main").hidden = !state.ready;
   setPlaying(false);
   document.querySelector(".stage").ariaBusy = "false";
+}
+
+/** Hide the sentence about a failed request after a success of its kind. */
+function recover(kind) {
+  if (state.failed !== kind) return;
+  state.failed = null;
+  element("trouble").hidden = true;
 }
 
 function say(text) {
@@ -73,6 +82,7 @@ function generate() {
 
 function receiveImages({ id, number, first, labels, pixels, values, spent, calls }) {
   if (id !== state.request) return;
+  recover("generate");
   pixels.forEach((image, k) => {
     const canvas = element("grid").children[first + k];
     draw(canvas, image);
@@ -153,6 +163,7 @@ function askForFrame() {
 function receiveFrame({ place, left, right, way, label, pixels, milliseconds }) {
   const { walk } = state;
   Object.assign(walk, { waiting: false, last: { place, label, pixels, milliseconds } });
+  recover("frame");
   draw(element("walk"), pixels);
   const name = state.model.classes[label];
   element("walk").ariaLabel = `Between image ${left + 1} and image ${right + 1}: ${name}`;
@@ -219,7 +230,7 @@ const RECEIVE = {
   frame: receiveFrame,
   failed: ({ text, during }) => {
     if (during === "frame") state.walk.waiting = false;
-    fail(text);
+    fail(text, during);
   },
 };
 

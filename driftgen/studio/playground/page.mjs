@@ -64,7 +64,11 @@ worker.onmessage = timed(({ data }) => {
   // A step that took about a frame would otherwise wait for the next one. A faster step waits: 60 steps a second.
   if (performance.now() - state.askedAt > LATE) askForStep();
 });
-worker.onerror = (event) => say(`The computation failed: ${event.message}`);
+worker.onerror = (event) => {
+  state.waiting = Math.max(0, state.waiting - 1); // the request that failed has no other answer
+  setPlaying(false);
+  say(`The computation failed: ${event.message}`);
+};
 
 function addLoss(loss) {
   if (state.seen++ % state.every === 0) state.losses.push(loss);
