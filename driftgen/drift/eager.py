@@ -271,8 +271,8 @@ class EagerEngine:
             mean_logits = s.kernel(row_sums / (unit * self.t), min(s.temperatures))
             factors = s.attraction, s.repulsion
             offset = medoid(row_sums, distance)[:, :, 0, : self.n]  # the row of the medoid
-            beyond = (distance > farthest(min(s.temperatures)) * unit[..., None]).any()
-            if beyond or needs_float64(distance, offset, self.negatives, mean_logits, factors, own=True):
+            limit = farthest(min(s.temperatures)) * unit[..., None]
+            if needs_float64(distance, offset, self.negatives, mean_logits, factors, limit, own=True):
                 y, distance = self._distances(work, torch.float64)
                 y = y - center
         elif y.dtype == torch.float32 and s.normalize_features and is_coarse(s.kernel, min(s.temperatures)):
@@ -281,12 +281,12 @@ class EagerEngine:
         y /= units.coordinate[work.feature, None, None].to(y.dtype)
         x = y[:, :, : self.n]
         distance = distance.div_(units.distance[work.feature, None, None].to(y.dtype))
-        limit = farthest(min(s.temperatures), distance.dtype, s.kernel)
+        reach = farthest(min(s.temperatures), distance.dtype, s.kernel)
         if not s.normalize_features:  # otherwise no ratio of a distance and τ is that large
             # Where the kernel would tell no two distances apart. The loss reports NaN.
             nearest = distance.masked_fill(distance == 0, math.inf).amin((-2, -1), keepdim=True)
-            distance.masked_fill_((nearest > limit) & nearest.isfinite(), math.nan)
-        distance.clamp_(max=limit)
+            distance.masked_fill_((nearest > reach) & nearest.isfinite(), math.nan)
+        distance.clamp_(max=reach)
         masked = math.isinf(s.guards.self_distance)
         if not masked:
             distance.diagonal(dim1=-2, dim2=-1).add_(s.guards.self_distance)

@@ -109,12 +109,13 @@ def drift_field(
         row_sums = distance.sum(-1)
         center = medoid(row_sums, x)
         if x.dtype == torch.float32 and x.device.type == "cpu":
-            mean_logits = log_kernel((row_sums / y.shape[-2]).clamp(max=farthest(temperature)), temperature)
+            limit = farthest(temperature)
+            mean_logits = log_kernel((row_sums / y.shape[-2]).clamp(max=limit), temperature)
             m, factors = negatives.shape[-2], (attraction, repulsion)
-            overflows = bool((row_sums > 1e38).any() or (distance > farthest(temperature)).any())
+            overflows = bool((row_sums > 1e38).any())
             # A Euclidean norm might overflow or underflow.
             offset = (x - center).abs().amax(-1) * math.sqrt(x.shape[-1])
-            if overflows or needs_float64(distance, offset, m, mean_logits, factors, own=self_mask):
+            if overflows or needs_float64(distance, offset, m, mean_logits, factors, limit, own=self_mask):
                 x, y = x.double(), y.double()
                 distance = pairwise_distance(x, y)
         limit = farthest(temperature, x.dtype, log_kernel)
@@ -221,15 +222,16 @@ def medoid(row_sums: Tensor, x: Tensor) -> Tensor:
 
 
 def needs_float64(
-    distance: Tensor, offset: Tensor, negatives: int, mean_logits: Tensor, factors: tuple[float, float], *,
-    own: bool,
+    distance: Tensor, offset: Tensor, negatives: int, mean_logits: Tensor, factors: tuple[float, float],
+    limit: float | Tensor, *, own: bool,
 ) -> bool:  # fmt: skip
     """Return True if drifts computed in float32 from these samples would be off by about 1e-5 or more.
 
     Rounding errors of Σ_j C_ij y_j scale with ``offset``, the distance of x_i from the origin. The terms of
     V_i scale with at least the mean of the distances to the nearest positive and negative, weighted by
     ``factors``. If x are the first negatives (``own``), a sample is not its own nearest. Errors of affinities
-    scale with logits, of which ``mean_logits`` are those at the mean distance of each x_i.
+    scale with logits, of which ``mean_logits`` are those at the mean distance of each x_i. Distances beyond
+    ``limit`` would be clamped.
     """
     if own:
         diagonal = distance.diagonal(dim1=-2, dim2=-1)
@@ -243,7 +245,8 @@ def needs_float64(
                 near += part.amin(-1) * abs(factor) / sum(map(abs, factors))
     if own:
         diagonal.copy_(self_distance)
-    return bool((offset >= MAX_OFFSET * near).any() or (mean_logits < -MAX_LOGIT).any())
+    coarse = (offset >= MAX_OFFSET * near).any() or (mean_logits < -MAX_LOGIT).any()
+    return bool(coarse or (distance > limit).any())
 
 
 def exact_dtype(device: torch.device) -> torch.dtype:
