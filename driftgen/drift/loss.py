@@ -121,11 +121,6 @@ class DriftingLoss(nn.Module):
         if not taus:
             raise InputError("temperatures is empty: pass at least one, such as (0.02, 0.05, 0.2)")
         taus = tuple(check_temperature("temperatures", temperature) for temperature in taus)
-        if normalize_features and min(taus) < 1e-12:
-            raise InputError(
-                f"temperatures={min(taus):g} must be at least 1e-12, in units of the mean distance: float64 "
-                "distances do not resolve less"
-            )
         attraction, repulsion = check_factor("attraction", attraction), check_factor("repulsion", repulsion)
         if not isinstance(convention, str) or convention not in ("release", "paper"):
             raise unknown_name("convention", convention, ("release", "paper"))
@@ -138,6 +133,11 @@ class DriftingLoss(nn.Module):
             )
         check_switch("normalize_features", normalize_features)
         check_switch("normalize_drift", normalize_drift)
+        if normalize_features and min(taus) < 1e-12:
+            raise InputError(
+                f"temperatures={min(taus):g} must be at least 1e-12, in units of the mean distance: float64 "
+                "distances do not resolve less"
+            )
         released = convention == "release"
         # The released code has no other kernel or normalization for its constants to apply to.
         same = get_kernel(kernel) is laplace and get_normalization(normalization) is both

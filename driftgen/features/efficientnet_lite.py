@@ -62,8 +62,10 @@ class EfficientNetLite(nn.Module):
     ) -> None:
         super().__init__()
         self.size = size if size is None or isinstance(size, tuple | list) else (int(size), int(size))
-        if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
-            raise InputError(f"size={size} must be at least 1 pixel, or None to keep the size of the images")
+        if self.size is not None and (
+            len(self.size) != 2 or not 1 <= min(self.size) <= max(self.size) <= 4096
+        ):
+            raise InputError(f"size={size} must be 1 to 4096 pixels, or None to keep the size of the images")
         self.stages = tuple(sorted(set(stages)))
         if not self.stages or not all(isinstance(s, int) and 1 <= s <= len(STAGES) for s in self.stages):
             raise InputError(f"stages={list(stages)} must be chosen from 1 to {len(STAGES)}")

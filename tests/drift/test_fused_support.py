@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import driftgen as dg
 from driftgen.drift import loss as loss_module
@@ -146,10 +147,10 @@ def test_engines_all_reduce_the_same_sums(monkeypatch):
         values = out.loss, out.per_group, *out.scale.values(), *out.drift.values()
         return [*values, *torch.autograd.grad(out.loss + 0.3 * out.per_group[1], leaves)]
 
-    alone, shared = run_engine(None), run_engine(object())
+    alone, shared = run_engine(None), run_engine(dist.ProcessGroup(0, 2))
     assert [list(sums.shape) for sums in reduced] == [[2, 3], [2, 2, 2]]
     monkeypatch.setattr(dispatch, "DEVICES", set())
-    eager = run_engine(object())
+    eager = run_engine(dist.ProcessGroup(0, 2))
     for left, right in ((shared, alone), (shared, eager), (reduced[:2], reduced[2:])):
         for a, b in zip(left, right, strict=True):
             assert error(a, b) < 1e-5

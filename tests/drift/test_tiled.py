@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 import driftgen as dg
 from driftgen.drift.fused import shapes, tile_sizes, tiled_plan
@@ -291,7 +292,7 @@ def test_engines_all_reduce_the_same_sums(tiles, monkeypatch):
     results = []
     for places in ({"cpu", "cuda"}, set()):
         monkeypatch.setattr(dispatch, "DEVICES", places)
-        loss = dg.DriftingLoss((0.1, 0.5), process_group=object())
+        loss = dg.DriftingLoss((0.1, 0.5), process_group=dist.ProcessGroup(0, 2))
         out, gradient = run(loss, gen, pos, neg, negative_weight=torch.tensor([0.5, 2.0]))
         results.append([out.loss, out.per_group, out.scale, out.drift, gradient])
     for left, right in (results, (reduced[:2], reduced[2:])):

@@ -99,6 +99,6 @@ def test_wrong_weight_files_and_options(tmp_path, capsys):
     wrong({"net": Evil()}, "it is not loaded, because that would execute code")
     assert capsys.readouterr().out == ""
     torch.save(state, path)
-    fails(lambda: EfficientNetLite(path, size=0), "size=0 must be at least 1 pixel")
+    fails(lambda: EfficientNetLite(path, size=0), "size=0 must be 1 to 4096 pixels")
     fails(lambda: EfficientNetLite(path, stages=(8,)), r"stages=\[8\] must be chosen from 1 to 7")
     fails(lambda: EfficientNetLite(path, stages=()), r"stages=\[\] must be chosen from 1 to 7")

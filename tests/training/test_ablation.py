@@ -248,7 +248,7 @@ def test_one_case_that_cannot_run_leaves_the_others_alone(tmp_path, here):
     words += ["--samples", "20", *(word for change in TINY for word in ("--set", change))]
     done = here(*words)
     assert done.returncode == 2
-    reason = f"{tmp_path / 'weights'} does not exist"
+    reason = f"{tmp_path / 'weights'} not found: {tmp_path} holds no run or model"
     last = done.stderr.splitlines()[-1]
     assert last.startswith("driftgen: error: 1 of 3 runs failed (broken, seed 0), the first with: ")
     assert "the same command tries only these again" in last
