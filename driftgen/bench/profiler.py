@@ -44,9 +44,9 @@ class Phases:
         loss.register_forward_pre_hook(lambda *_: self.begin("loss"))
         encode = features.features
 
-        def marked(x: Tensor) -> dict[str, Tensor]:
+        def marked(x: Tensor, **options: Any) -> dict[str, Tensor]:
             self.begin("encoder")
-            vectors = encode(x)
+            vectors = encode(x, **options)
             self._backward("encoder", vectors.values())
             return vectors
 

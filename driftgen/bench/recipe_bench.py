@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +36,7 @@ from driftgen.support.distributed import Distributed
 from driftgen.training.build import build_mae
 from driftgen.training.config import PretrainConfig, TrainConfig
 from driftgen.training.ema import EMA
+from driftgen.training.graphed_step import GraphedStep
 from driftgen.training.policy_config import PolicyConfig
 from driftgen.training.pretrain import Pretraining
 from driftgen.training.recipes import load_recipe, recipe_names
@@ -168,10 +170,9 @@ class RecipeStep:
         return self.task.samples_per_step
 
     def cuda_graph(self) -> bool:
-        """Return True if training captures the step as a CUDA graph."""
-        if isinstance(self.task, Training):
-            return self.task.compute is not self.task.step
-        return self.task.graphed is not None
+        """Return True if training captures the step as a CUDA graph, as far as is known before it tries."""
+        graphed = self.task.compute if isinstance(self.task, Training) else self.task.graphed
+        return isinstance(graphed, GraphedStep) and graphed.capturable
 
     def held_bytes(self) -> int:
         """Bytes of the weights and their averages."""
@@ -184,9 +185,17 @@ class RecipeStep:
         """Count the operations of a step."""
         if isinstance(self.task, Training):
             b = self.task.config.batch
-            networks = self.task.generator, self.task.phi
             sizes = b.classes, b.generated, b.positives, b.unconditional
-            return count_step_operations(*networks, *sizes, cached=self.task.cache is not None)
+            cached = self.task.cache is not None
+            encoders, phi = self.task.encoders, self.task.phi
+            steps = [encoders.entries(step) for step in range(max(1, encoders.count))]
+            counts = [
+                count_step_operations(
+                    self.task.generator, partial(phi.features, only=used), *sizes, cached=cached
+                )
+                for used in steps
+            ]
+            return sum(counts) / len(counts)
         mae = self.task.mae
         shape = (1, *self.task.data.shape)
         image = torch.randn(shape, device=self.task.distributed.device)
@@ -302,7 +311,7 @@ def _time_case(case: RecipeCase, device: torch.device, repeats: int) -> tuple[Ti
         with suppress(torch.cuda.OutOfMemoryError):
             options: dict[str, Any] = {"meter": not config.compile, "cold_peak": graph, "least_seconds": 0}
             timing = timed(built.run, device, repeats, WARMUP, **options)
-        figures |= {"cuda_graph": graph and not built.notes, "notes": built.notes}
+        figures |= {"cuda_graph": built.cuda_graph(), "notes": built.notes}
         figures["losses"] = built.losses[:1] + built.losses[-1:]
         built.close()
     built = None

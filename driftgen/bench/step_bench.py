@@ -6,11 +6,12 @@ clipping, AdamW and EMA.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -202,12 +203,12 @@ def count_operations(call: Callable[[], Any]) -> int:
 def step_operations(sizes: Sizes, built: Built) -> float:
     """Count the operations of a step without recomputation."""
     counts = sizes.classes, sizes.generated, sizes.positives, sizes.unconditional
-    return count_step_operations(built.generator, built.features, *counts)
+    return count_step_operations(built.generator, built.features.features, *counts)
 
 
 def count_step_operations(
     generator: Any,
-    features: FeatureStack,
+    features: Callable[[Tensor], Mapping[str, Tensor]],
     classes: int,
     generated: int,
     positives: int,
@@ -228,7 +229,7 @@ def count_step_operations(
     shapes: dict[str, tuple[int, int]] = {}
 
     def encode() -> None:
-        vectors = features.features(sample)
+        vectors = features(sample)
         shapes.update({name: (value.shape[1], value.shape[2]) for name, value in vectors.items()})
 
     encoder = count_operations(encode)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -122,8 +122,10 @@ class FeatureStack(Frozen):
             if isinstance(module, Conv):
                 module.to(dtype)
 
-    def features(self, x: Tensor) -> dict[str, Tensor]:
-        """Return φ_j(x) for every j, each ``[B, V_j, D_j]``."""
+    def features(self, x: Tensor, *, only: Collection[int] | None = None) -> dict[str, Tensor]:
+        """Return φ_j(x) for every j, each ``[B, V_j, D_j]``; ``only`` gives the positions of the encoders to
+        use, None all of them.
+        """
         check_tensor("x", x, x)
         if x.ndim != 4:
             raise InputError(f"x has shape {list(x.shape)}, expected [B, C, H, W]")
@@ -131,7 +133,9 @@ class FeatureStack(Frozen):
         if self.vanilla:
             # Channels last, as in the release; distances do not depend on the order.
             features["global"] = x.permute(0, 2, 3, 1).flatten(1)[:, None]
-        for prefix, encoder, switches in self.parts:
+        for position, (prefix, encoder, switches) in enumerate(self.parts):
+            if only is not None and position not in only:
+                continue
             for name, value in encoder.features(x, **switches).items():
                 if prefix + name in features:
                     raise InputError(

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["aligned_conv", "pad_channels", "supports_aligned_conv"]
+__all__ = ["ALIGNMENT", "NARROW", "aligned_conv", "pad_channels", "supports_aligned_conv"]
 
 ALIGNMENT = 8
 NARROW = (torch.bfloat16, torch.float16)

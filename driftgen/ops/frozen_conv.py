@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from driftgen.ops.aligned_conv import ALIGNMENT, NARROW
 from driftgen.ops.dispatch import DTYPES, has_kernels
 
-__all__ = ["frozen_conv", "supports_frozen_conv"]
+__all__ = ["align", "frozen_conv", "supports_frozen_conv"]
 
 Pair = tuple[int, int]
 # Output locations of a batch for which cuDNN 9 selects a slow kernel: 342 TFLOP/s on an H200 (bfloat16, 3×3,
@@ -34,8 +35,16 @@ def frozen_conv(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tenso
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
     cast = weight.detach().to(dtype, memory_format=torch.channels_last)
-    inputs = x.to(dtype), cast, stride, padding
+    inputs = (*align(x.to(dtype), cast), stride, padding)
     return _FrozenConv.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def align(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Pad the input channels with zeros to the alignment that tensor cores need; see ``aligned_conv``."""
+    missing = -x.shape[1] % ALIGNMENT
+    if not missing or x.dtype not in NARROW or not x.is_cuda:
+        return x, weight
+    return F.pad(x, (0, 0, 0, 0, 0, missing)), F.pad(weight, (0, 0, 0, 0, 0, missing))
 
 
 def supports_frozen_conv(x: Tensor, weight: Tensor) -> bool:

@@ -220,6 +220,8 @@ class TrainConfig(_Run):
     generator: Generator = Generator()
     init: str | None = None  # initial generator weights: any model that driftgen.load_model loads
     encoders: tuple[Encoder, ...] = ()  # or auto: one that is chosen when the run starts
+    # Each step computes φ with this many of the encoders, in turn. Null: all of them.
+    encoders_per_step: Count | None = None
     vanilla: bool = True  # use the sample itself as a feature, too
     loss: Loss = Loss()
     guidance: Guidance = Guidance()
@@ -243,7 +245,17 @@ class TrainConfig(_Run):
     @property
     def may_cache(self) -> bool:
         """True if the features of a real image are the same at every step."""
-        return not self.crops.share and not any(encoder.pool for encoder in self.encoders)
+        return not self.crops.share and not self.alternates
+
+    @property
+    def takes_turns(self) -> bool:
+        """True if a step uses some of the encoders."""
+        return self.encoders_per_step is not None and self.encoders_per_step < len(self.encoders)
+
+    @property
+    def alternates(self) -> bool:
+        """True if steps have different encoders, or the same with other weights."""
+        return self.takes_turns or any(encoder.pool for encoder in self.encoders)
 
     @property
     def guidance_range(self) -> list[float]:
@@ -263,15 +275,18 @@ class TrainConfig(_Run):
             raise ValueError("crops.scale: the first number must not be above the second")
         if self.crops.share and self.cache_features is True:
             raise ValueError("crops.share needs features of every step's crops: set cache_features=false")
-        if any(encoder.pool for encoder in self.encoders):
+        if self.encoders_per_step is not None and self.encoders_per_step > max(1, len(self.encoders)):
+            raise ValueError(
+                f"encoders_per_step={self.encoders_per_step}, but the run has {len(self.encoders)} encoders"
+            )
+        if self.alternates:
+            option = "encoders_per_step" if self.takes_turns else "encoders.pool"
             if self.cache_features is True:
-                raise ValueError(
-                    "encoders.pool needs features of every step's encoder: set cache_features=false"
-                )
+                raise ValueError(f"{option} needs features of every step's encoder: set cache_features=false")
             if self.fsdp:
-                raise ValueError("encoders.pool does not work with fsdp=true: remove one of them")
+                raise ValueError(f"{option} does not work with fsdp=true: remove one of them")
             if self.batch.micro > 1 and self.batch.mode == "previous":
-                raise ValueError("encoders.pool changes the scales from step to step: set batch.mode=exact")
+                raise ValueError(f"{option} changes the scales from step to step: set batch.mode=exact")
         if self.crops.share and (self.tokenizer is not None or self.data.kind == "latents"):
             raise ValueError("crops.share crops images and not latents: set it to 0")
         if not self.encoders and not self.vanilla:

@@ -1,7 +1,7 @@
-"""Pools of encoders: each step computes φ with one encoder of a pool.
+"""The encoders of a step: some of those of a run in turn, and one member of each pool.
 
-Encoders that differ only in their weights have different blind spots. The loss of a step is that of one of
-them, its mean over the steps that of all, and a step costs as much as with a single encoder.
+Encoders have different blind spots. The loss of a step is that of the encoders it uses, its mean over the
+steps that of all, and a step costs no more than these.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from driftgen.support.rng import derive_generator
 from driftgen.training.build import build_encoder
 from driftgen.training.config import Encoder
 
-__all__ = ["EncoderPools"]
+__all__ = ["StepEncoders"]
 
 
 class _Pool(NamedTuple):
@@ -27,19 +27,28 @@ class _Pool(NamedTuple):
     members: list[list[Tensor]]
 
 
-class EncoderPools:
-    """The members of every encoder of a run, on its device; the weights of one are copied before a step.
+class StepEncoders:
+    """Chooses the encoders of each step.
 
-    The copy is in place, so that a captured CUDA graph and compiled blocks compute with it.
+    All members of a pool are on the device; the weights of one are copied before a step. The copy is in
+    place, so that a captured CUDA graph and compiled blocks compute with it.
 
     Args:
         entries: encoders of the configuration.
         networks: the encoder of each entry, with the weights of its ``path``.
+        per_step: number of entries that a step uses, in turn; None for all.
         seed: seed and stream of the draws.
+
+    Attributes:
+        used: positions of the entries in use.
     """
 
-    def __init__(self, entries: Sequence[Encoder], networks: Sequence[nn.Module], *seed: int) -> None:
-        self.seed = seed
+    def __init__(
+        self, entries: Sequence[Encoder], networks: Sequence[nn.Module], per_step: int | None, *seed: int
+    ) -> None:
+        self.count = len(entries)
+        self.per_step = self.count if per_step is None else min(per_step, self.count)
+        self.seed, self.used = seed, self.entries(0)
         self.pools = [
             _open(entry, network, f"encoders.{i}.pool") if entry.pool else None
             for i, (entry, network) in enumerate(zip(entries, networks, strict=True))
@@ -51,9 +60,16 @@ class EncoderPools:
         sizes = [len(pool.members) if pool else 1 for pool in self.pools]
         return [int(torch.randint(size, (), generator=random)) for size in sizes]
 
+    def entries(self, step: int) -> tuple[int, ...]:
+        """Return the positions of the entries that a step uses."""
+        if self.per_step == self.count:
+            return tuple(range(self.count))
+        return tuple(sorted((step * self.per_step + i) % self.count for i in range(self.per_step)))
+
     @torch.no_grad()
     def choose(self, step: int) -> None:
-        """Give every encoder the weights of its member at a step."""
+        """Choose the entries of a step, and give each pool the weights of its member."""
+        self.used = self.entries(step)
         if not any(self.pools):
             return
         for pool, member in zip(self.pools, self.draw(step), strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
@@ -54,6 +54,8 @@ class GraphedStep(Generic[Inputs, Output]):
             :class:`~driftgen.training.step.DriftStep`; undivided, of one process.
         parameters: the parameters that receive gradients.
         info: called with one line if the step cannot be captured.
+        variant: names what the step computes besides its inputs, such as the encoders in use. Each variant
+            has a graph of its own.
     """
 
     def __init__(
@@ -61,16 +63,17 @@ class GraphedStep(Generic[Inputs, Output]):
         step: Callable[[Inputs], Output],
         parameters: Iterable[nn.Parameter],
         info: Callable[[str], None] = lambda text: None,
+        variant: Callable[[], Hashable] = lambda: None,
     ) -> None:
-        self.step, self.info = step, info
+        self.step, self.info, self.variant = step, info, variant
         self.parameters = [p for p in parameters if p.requires_grad]
         self.capturable = True
-        self._captured: _CapturedStep[Output] | None = None
+        self._captured: dict[Hashable, _CapturedStep[Output]] = {}
 
     def __call__(self, inputs: Inputs) -> Output:
         """Compute the gradient of one step into ``.grad``."""
         tensors = _tensors(inputs)
-        captured = self._captured
+        captured = self._captured.get(self.variant())
         if captured is None or _shapes(captured.inputs) != _shapes(tensors):
             captured = self._capture(inputs) if self.capturable else None
         if captured is None:
@@ -83,7 +86,8 @@ class GraphedStep(Generic[Inputs, Output]):
         return captured.output
 
     def _capture(self, inputs: Inputs) -> _CapturedStep[Output] | None:
-        self._captured = None  # free the memory of the old graph first
+        variant = self.variant()
+        self._captured.pop(variant, None)  # free the memory of the old graph first
         static = tree_map_only(Tensor, torch.clone, inputs)
 
         def compute() -> Output:
@@ -101,8 +105,8 @@ class GraphedStep(Generic[Inputs, Output]):
         except CaptureError as error:
             raise InputError(f"training step: {error}; set cuda_graph=false") from None
         gradients = [p.grad for p in self.parameters]
-        self._captured = _CapturedStep(graph, _tensors(static), output, gradients)
-        return self._captured
+        captured = self._captured[variant] = _CapturedStep(graph, _tensors(static), output, gradients)
+        return captured
 
     def _clear_gradients(self) -> None:
         for parameter in self.parameters:

@@ -121,6 +121,8 @@ def describe_training(
         origin = ", passed from Python" if entry.name == MODULE else origin
         pool = f" and {len(entry.pool)} more, one a step" if entry.pool else ""
         rows[label] = describe_network(encoder) + origin + pool
+    if config.takes_turns:
+        rows["in turn"] = f"{config.encoders_per_step} of {len(encoders)} encoders a step"
     if not encoders:
         rows["encoder"] = "none: the loss compares the samples themselves"
     rows["batch"] = (

@@ -34,7 +34,7 @@ from driftgen.training.build import (
 )
 from driftgen.training.checkpoint import Checkpoints
 from driftgen.training.config import TrainConfig
-from driftgen.training.encoder_pool import EncoderPools
+from driftgen.training.encoder_pool import StepEncoders
 from driftgen.training.feature_cache import CachedRows, choose_images, open_cache
 from driftgen.training.graphed_step import GraphedStep, can_capture
 from driftgen.training.health import Health, never_trained
@@ -115,7 +115,8 @@ class Training:
         autocast = torch.bfloat16 if config.precision == "bfloat16" else None
         if autocast is not None and mesh is None and not parts.encoders:  # modules of the caller stay as is
             self.phi.cast_convolutions(autocast)
-        self.pools = EncoderPools(config.encoders, self.phi.networks, config.seed, POOL)
+        choice = config.encoders_per_step, config.seed, POOL
+        self.encoders = StepEncoders(config.encoders, self.phi.networks, *choice)
         self.cache = open_cache(cached, images, self.phi.features, device, autocast, info)
         samples = CachedRows(images) if images is not None and self.cache is not None else self.data
         ahead = device.type == "cuda" and self.cache is None and not is_on_gpu(self.data)
@@ -135,7 +136,8 @@ class Training:
         if micro > 1:
             self.compute = self.micro = MicroBatchedStep(self.step, micro, batch.mode)
         elif can_capture(config, distributed):
-            self.compute = GraphedStep(self.step, self.generator.parameters(), info)
+            weights = self.generator.parameters()
+            self.compute = GraphedStep(self.step, weights, info, lambda: self.encoders.used)
         encoders = zip(config.encoders, self.phi.networks, strict=True)
         untrained = [entry.name for entry, encoder in encoders if never_trained(encoder)]
         self.health = Health(config.loss.temperatures, untrained, config.init is not None, config.ema_warmup)
@@ -188,7 +190,7 @@ class Training:
         """Return φ of samples, or of the real images in these rows of the cache."""
         if self.cache is not None and not samples.is_floating_point():
             return self.cache(samples)
-        return self.phi.features(samples)
+        return self.phi.features(samples, only=self.encoders.used)
 
     @torch.no_grad()
     def _count_vectors(self) -> list[int]:
@@ -205,7 +207,7 @@ class Training:
         else:
             _, inputs, random = ahead
             random.restore(self.distributed.device)  # networks may draw, for example for dropout
-        self.pools.choose(step)
+        self.encoders.choose(step)
         output = self.compute(inputs)
         self.last, self.done = (inputs, output), step + 1
         return output.loss

@@ -200,6 +200,17 @@ def test_channels_last():
     assert samples.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_upsampling_by_views(layout):
+    x = torch.randn(2, 5, 3, 4).contiguous(memory_format=layout).requires_grad_()
+    want, got = F.interpolate(x, scale_factor=2.0, mode="nearest"), unet.repeat_pixels(x)
+    assert torch.equal(got, want)
+    assert got.is_contiguous(memory_format=layout)
+    upstream = torch.randn_like(want)
+    gradients = [torch.autograd.grad(y, x, upstream)[0] for y in (got, want)]
+    torch.testing.assert_close(*gradients)
+
+
 @pytest.mark.slow
 def test_compiles_whole_with_a_dynamic_batch():
     net = tiny(blocks=(1, 1), style_codebooks=1)

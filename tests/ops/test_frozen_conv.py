@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from driftgen.features import ResNetMAE
 from driftgen.features.resnet_layers import Conv
 from driftgen.ops import dispatch, frozen_conv
-from driftgen.ops.frozen_conv import supports_frozen_conv
+from driftgen.ops.frozen_conv import align, supports_frozen_conv
 from tests.support.interpreter import DEVICE, _kernels_everywhere  # noqa: F401
 
 CHANNELS_LAST = torch.channels_last
@@ -118,3 +118,26 @@ def test_an_encoder_saves_no_inputs_of_convolutions():
     pixels = [t for t in saved if t.shape[0] == 4 and t.ndim == 4]
     # One for each of six norms, and the output of ReLU after the two that add another map.
     assert len(pixels) == 6 + 2
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("channels", [3, 12])
+def test_few_channels_are_padded(channels):
+    conv, x = frozen(channels, 64), images(channels).requires_grad_()
+    with torch.autocast("cuda", torch.bfloat16):
+        padded, weight = align(x.bfloat16(), conv.weight.bfloat16())
+        assert padded.shape[1] == weight.shape[1] == channels + -channels % 8
+        upstream = torch.randn(4, 64, 8, 6, device="cuda")
+        expected = with_gradient(conv, x.detach(), upstream.bfloat16(), kernels=False)
+        for result, reference in zip(
+            with_gradient(conv, x.detach(), upstream.bfloat16()), expected, strict=True
+        ):
+            assert result.shape == reference.shape
+            assert_same(result, reference)
+
+
+def test_float32_and_the_cpu_pad_nothing():
+    x, weight = torch.randn(1, 3, 4, 4), torch.randn(8, 3, 3, 3)
+    assert all(a is b for a, b in zip(align(x, weight), (x, weight), strict=True))
+    x, weight = x.bfloat16(), weight.bfloat16()
+    assert all(a is b for a, b in zip(align(x, weight), (x, weight), strict=True))

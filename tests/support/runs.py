@@ -44,9 +44,9 @@ def config(*changes):
     return load_recipe("digits", [*SMALL, *changes], "train")
 
 
-def run(folder, *changes, **options):
+def run(folder, *changes, device="cpu", **options):
     view = Silent()
-    done = train(config(*changes), folder, Distributed.start("cpu"), view, name="digits", **options)
+    done = train(config(*changes), folder, Distributed.start(device), view, name="digits", **options)
     return done, view
 
 

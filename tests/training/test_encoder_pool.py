@@ -39,7 +39,7 @@ def test_a_step_is_that_of_the_drawn_encoder(encoders):
     cpu = Distributed.start("cpu")
     task = Training(config(entry(*encoders)), cpu)
     alone = [Training(config(entry(path)), cpu) for path in encoders]
-    drawn = [task.pools.draw(step)[0] for step in range(12)]
+    drawn = [task.encoders.draw(step)[0] for step in range(12)]
     assert set(drawn) == {0, 1, 2}
     for step in (drawn.index(0), drawn.index(1), drawn.index(2), 0):  # also back to an earlier member
         found = gradient(task, step)
@@ -52,15 +52,64 @@ def test_a_step_is_that_of_the_drawn_encoder(encoders):
 def test_a_second_encoder_draws_for_itself(encoders):
     change = f"encoders=[{{path: {encoders[0]}, pool: [{encoders[1]}]}}, {{path: {encoders[2]}}}]"
     task = Training(config(change), Distributed.start("cpu"))
-    drawn = [task.pools.draw(step) for step in range(100)]
+    drawn = [task.encoders.draw(step) for step in range(100)]
     assert 30 < sum(first for first, _ in drawn) < 70
     assert {second for _, second in drawn} == {0}
 
 
-def test_a_resumed_run_is_the_same(encoders, tmp_path):
-    change = (entry(*encoders), "optim.steps=6")
+def turns(*paths, per_step=1):
+    return [f"encoders=[{', '.join(f'{{path: {p}}}' for p in paths)}]", f"encoders_per_step={per_step}"]
+
+
+def test_encoders_take_turns(encoders):
+    cpu = Distributed.start("cpu")
+    task = Training(config(*turns(*encoders)), cpu)
+    for step in (0, 1, 2, 3, 7, 1):
+        found = gradient(task, step)
+        assert task.encoders.used == (step % 3,)
+        expected = gradient(Training(config(entry(encoders[step % 3])), cpu), step)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    pair = Training(config(*turns(*encoders, per_step=2)), cpu).encoders
+    used = []
+    for step in range(4):
+        pair.choose(step)
+        used.append(pair.used)
+    assert used == [(0, 1), (0, 2), (1, 2), (0, 1)]
+
+
+def test_turns_of_encoders_with_other_features(encoders, tmp_path):
+    """Other stages and widths have other features, and a pool beside them draws for itself."""
+    other = ResNetMAE(in_channels=1, base_channels=48, blocks=[1], patchify=2)
+    save_model(other, tmp_path / "other")
+    first = f"{{path: {encoders[0]}, pool: [{encoders[1]}]}}"
+    change = [f"encoders=[{first}, {{path: {tmp_path / 'other'}}}]", "encoders_per_step=1", "vectors=2"]
+    finished, view = run(tmp_path / "run", *change, "optim.steps=4", "output.metrics_every=1")
+    assert finished
+    assert view.summaries[0].rows["in turn"] == "1 of 2 encoders a step"
+    assert len(view.rows) == 4
+    # The drift of a step is that of its own features: two encoders cannot have the same.
+    assert len({row["loss"] for row in view.rows}) == 4
+
+
+@pytest.mark.cuda
+def test_turns_are_captured(encoders, tmp_path):
+    """Each encoder has a graph of its own, with the results of the step without a graph."""
+    weights = []
+    for captured in (True, False):
+        folder = tmp_path / str(captured)
+        change = [*turns(*encoders), "optim.steps=7", f"cuda_graph={str(captured).lower()}"]
+        assert run(folder, *change, device="cuda")[0]
+        weights.append(final(folder))
+    assert weights[0].keys() == weights[1].keys()
+    for name, value in weights[0].items():
+        torch.testing.assert_close(value, weights[1][name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("kind", ["pool", "turns"])
+def test_a_resumed_run_is_the_same(kind, encoders, tmp_path):
+    change = (*([entry(*encoders)] if kind == "pool" else turns(*encoders)), "optim.steps=6")
     assert run(tmp_path / "whole", *change)[0]
-    run(tmp_path / "parts", entry(*encoders), "optim.steps=3", "output.checkpoint_every=3")
+    run(tmp_path / "parts", *change[:-1], "optim.steps=3", "output.checkpoint_every=3")
     assert run(tmp_path / "parts", *change, override=True)[0]
     whole, parts = final(tmp_path / "whole"), final(tmp_path / "parts")
     weights = [name for name in whole if name.startswith("model")]
@@ -96,6 +145,10 @@ def test_a_missing_member(encoders, tmp_path):
         ),
         ((POOL, "batch.micro=2", "batch.mode=previous"), "set batch.mode=exact"),
         (("encoders=[{kind: auto, pool: [b]}]",), "set path to the first one"),
+        ((*turns("a", "b"), "cache_features=true"), "encoders_per_step needs features of every step"),
+        ((*turns("a", "b"), "fsdp=true"), "encoders_per_step does not work with fsdp"),
+        ((*turns("a", "b"), "batch.micro=2", "batch.mode=previous"), "encoders_per_step changes the scales"),
+        (turns("a", "b", per_step=3), "encoders_per_step=3, but the run has 2 encoders"),
     ],
 )
 def test_what_a_pool_excludes(changes, message):

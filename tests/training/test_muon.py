@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from driftgen.errors import InputError
-from driftgen.support.tf32 import tf32
 from driftgen.training.config import Optimizer
 from driftgen.training.muon import Muon, orthogonalize
 from driftgen.training.optimizer import make_optimizer
@@ -238,17 +237,22 @@ def test_the_configuration_chooses() -> None:
 
 @pytest.mark.cuda
 def test_a_gpu_follows_the_cpu() -> None:
-    """With TF32 allowed for everything else, and steps that are skipped."""
-    here, there = network(channels_last=True), network(channels_last=True).cuda()
+    """Matrices to the rounding of the TF32 products, and a skipped step."""
+    begin, here, there = (network(channels_last=True) for _ in range(3))
+    there.cuda()
     optimizers = make(here, fused=True), make(there, fused=True)
-    with tf32(True):
-        for seed in range(4):
-            skip = seed == 2
-            for model, optimizer in zip((here, there), optimizers, strict=True):
-                device = next(model.parameters()).device
-                for name, gradient in gradients(model, seed).items():
-                    model.get_parameter(name).grad = (gradient * (torch.inf if skip else 1)).to(device)
-                optimizer.found_inf = torch.full((), float(skip), device=device)  # type: ignore[attr-defined]
-                optimizer.step()
+    for seed in range(4):
+        skip = seed == 2
+        for model, optimizer in zip((here, there), optimizers, strict=True):
+            device = next(model.parameters()).device
+            for name, gradient in gradients(model, seed).items():
+                model.get_parameter(name).grad = (gradient * (torch.inf if skip else 1)).to(device)
+            optimizer.found_inf = torch.full((), float(skip), device=device)  # type: ignore[attr-defined]
+            optimizer.step()
     for name, parameter in here.named_parameters():
-        torch.testing.assert_close(there.get_parameter(name).cpu(), parameter, rtol=0, atol=1e-5)
+        other = there.get_parameter(name).cpu()
+        if optimizers[0].is_matrix(parameter):
+            # Three updates, each of two products whose factors are rounded by up to 2^-11.
+            assert (other - parameter).norm() < 2**-8 * (parameter - begin.get_parameter(name)).norm(), name
+        else:
+            torch.testing.assert_close(other, parameter, rtol=0, atol=1e-5)

@@ -5,14 +5,15 @@
 #
 # KINDS names the encoders, "coarse fine" by default:
 #   coarse, fine  two masked autoencoders each, which differ in their seed and see patches of 2x2 pixels, or every
-#                 pixel; each step draws one of each kind. DATA may hold them from an earlier go; otherwise they
-#                 are trained first.
+#                 pixel; each step draws one of each kind, or with PER_STEP=1 one of them all. DATA may hold them
+#                 from an earlier go; otherwise they are trained first.
 #   pretrained    EfficientNet-lite0 with ImageNet weights, DATA/efficientnet-lite0.safetensors: a figure to be
 #                 labeled so.
 #
 # DATA also holds train.npz and inception.pt. The generator starts from the shipped weights, or those in DATA/init,
 # and ends with its schedule near MINUTES after the start. Its weights in 8 bits, their figures and the encoders in
-# 8 bits are written to OUT. STEPS, MORE and MORE_ENCODER are for trials.
+# 8 bits are written to OUT. GENERATED is the number of samples per class. STEPS, MORE and MORE_ENCODER are for
+# trials.
 set -uo pipefail
 data=$1 out=$2 end=$((SECONDS + 60 * ${3:-24}))
 tree=$(cd "$(dirname "$0")/../.." && pwd)
@@ -48,15 +49,16 @@ init=cifar10
 arguments=(cifar10 --init "$init" --set data.path="$data/train.npz" --set "encoders=[$entries]"
   --set optim.lr=2e-3 --set optim.warmup=100 --set optim.decay_share=0.6 --set output.eval_every="${EVERY:-1500}"
   --set output.sample_guidance=1.5 --set output.eval_encoder="$data/inception.pt"
-  --set output.eval_reference="$out/stats.safetensors" --set output.eval_samples=10000)
+  --set output.eval_reference="$out/stats.safetensors" --set output.eval_samples=10000
+  --set batch.generated="${GENERATED:=64}" --set encoders_per_step="${PER_STEP:-null}")
 if [ -z "${STEPS:-}" ]; then # the schedule counts steps: a trial says how many fit
-  run train "${arguments[@]}" --out "$out/trial" --set optim.steps=200 --set output.metrics_every=50 \
+  run train "${arguments[@]}" --out "$out/trial" --set optim.steps=150 --set output.metrics_every=50 \
     --set output.eval_every=null ${MORE:-} > "$out/trial.log" 2>&1
-  STEPS=$("${PYTHON:-python3}" - "$out/trial/metrics.jsonl" $((end - SECONDS)) <<'PY'
+  STEPS=$("${PYTHON:-python3}" - "$out/trial/metrics.jsonl" $((end - SECONDS)) "$GENERATED" <<'PY'
 import json, sys
 rows = [json.loads(line) for line in open(sys.argv[1])]
 rate = [row["samples_per_second"] for row in rows if "samples_per_second" in row][-1]
-print(int(rate / 640 * (float(sys.argv[2]) - 60) * 0.9))
+print(int(rate / (10 * int(sys.argv[3])) * (float(sys.argv[2]) - 60) * 0.9))
 PY
   )
 fi
