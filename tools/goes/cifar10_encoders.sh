@@ -17,7 +17,7 @@
 set -uo pipefail
 data=$1 out=$2 end=$((SECONDS + 60 * ${3:-24}))
 tree=$(cd "$(dirname "$0")/../.." && pwd)
-run() { PYTHONPATH=$tree "${PYTHON:-python3}" -m driftgen "$@"; }
+run() { PYTHONPATH=$tree${PYTHONPATH:+:$PYTHONPATH} "${PYTHON:-python3}" -m driftgen "$@"; }
 mkdir -p "$out"
 
 encoder() { # NAME SEED ARGUMENT...
@@ -63,7 +63,7 @@ PY
   )
 fi
 echo "$STEPS steps in $((end - SECONDS)) s"
-timeout -s INT $((end - SECONDS)) env PYTHONPATH="$tree" "${PYTHON:-python3}" -m driftgen train "${arguments[@]}" \
+timeout -s INT $((end - SECONDS)) env PYTHONPATH="$tree${PYTHONPATH:+:$PYTHONPATH}" "${PYTHON:-python3}" -m driftgen train "${arguments[@]}" \
   --out "$out/run" --set optim.steps="$STEPS" ${MORE:-} > "$out/run.log" 2>&1
 run convert shards "$out/run" "$out/int8" --dtype int8 > "$out/convert.log" 2>&1
 run eval "$out/int8" --data "$out/stats.safetensors" --encoder "$data/inception.pt" --fast -n "${SAMPLES:-50000}" \

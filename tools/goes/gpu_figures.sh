@@ -14,7 +14,7 @@ out=$(cd "$out" && pwd)
 run() { # NAME ARGUMENT...
   local name=$1 start=$SECONDS
   shift
-  PYTHONPATH=$tree "${PYTHON:-python3}" -m driftgen "$@" --device "$device" > "$out/$name.log" 2>&1
+  PYTHONPATH=$tree${PYTHONPATH:+:$PYTHONPATH} "${PYTHON:-python3}" -m driftgen "$@" --device "$device" > "$out/$name.log" 2>&1
   echo "$name: exit $?, $((SECONDS - start)) s"
 }
 run latency policy latency --out "$out/latency-h200.json"  # results/policy

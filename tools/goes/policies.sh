@@ -9,7 +9,7 @@ set -uo pipefail
 data=$1 out=$2
 tree=$(cd "$(dirname "$0")/../.." && pwd)
 export SDL_VIDEODRIVER=dummy
-run() { PYTHONPATH=$tree "${PYTHON:-python3}" -m driftgen policy "$@"; }
+run() { PYTHONPATH=$tree${PYTHONPATH:+:$PYTHONPATH} "${PYTHON:-python3}" -m driftgen policy "$@"; }
 mkdir -p "$out"
 
 train() { # NAME STEPS RECIPE ARGUMENT...

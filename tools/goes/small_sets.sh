@@ -13,7 +13,7 @@
 set -uo pipefail
 data=$1 out=$2 end=$((SECONDS + 60 * ${3:-18}))
 tree=$(cd "$(dirname "$0")/../.." && pwd)
-run() { PYTHONPATH=$tree "${PYTHON:-python3}" -m driftgen "$@"; }
+run() { PYTHONPATH=$tree${PYTHONPATH:+:$PYTHONPATH} "${PYTHON:-python3}" -m driftgen "$@"; }
 samples=${SAMPLES:-50000}
 mkdir -p "$out"
 
@@ -30,7 +30,7 @@ train() { # NAME RECIPE CHANNELS ARGUMENT...: the encoder, the generator, and th
   # The schedule counts steps: a short trial says how many fit.
   local steps=${STEPS:-$(fitting_steps "$name" "$set" "$left" "$encoder" "$@")}
   echo "$name: $steps steps in $left s"
-  timeout -s INT "$left" env PYTHONPATH="$tree" "${PYTHON:-python3}" -m driftgen train "$set" "$@" --out "$out/$name" \
+  timeout -s INT "$left" env PYTHONPATH="$tree${PYTHONPATH:+:$PYTHONPATH}" "${PYTHON:-python3}" -m driftgen train "$set" "$@" --out "$out/$name" \
     --set data.path="$data/$name.npz" --set "encoders=[{kind: mae, path: $encoder}]" \
     --set optim.steps="$steps" ${MORE:-} > "$out/$name.log" 2>&1
   run eval stats "$data/$name.npz" "$out/$name-stats.safetensors" --encoder "$data/inception.pt" --fast \
