@@ -7,8 +7,8 @@ import zipfile
 import pytest
 
 from tests.support.small_policy import save_small_policy
-from tests.support.studio_folders import add_run, make_folders, smooth_photos
-from tests.support.studio_process import run_studio
+from tests.support.studio_folders import add_run
+from tests.support.studio_pages import choose, generate
 from tests.support.web_pages import CONTRASTS, SIZES, UNNAMED
 from tools.chromium import chromium_path
 
@@ -16,62 +16,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(chromium_path() is None, reason="needs chromium: apt-get install chromium"),
 ]
-SECONDS = 60_000  # milliseconds that a loaded machine may take
-
-
-@pytest.fixture(scope="module")
-def studio(tmp_path_factory):
-    place = tmp_path_factory.mktemp("studio")
-    folders = make_folders(place)
-    add_run(folders, command="driftgen train digits --out runs/old")
-    smooth_photos(folders)
-    (folders.data / "empty").mkdir()
-    with run_studio(place, "--data", "data", "--device", "cpu") as studio:
-        studio.folders = folders
-        yield studio
-
-
-@pytest.fixture
-def visit(browser, studio):
-    """Open the page; at the end nothing may have been written to the console, or asked of others."""
-    complaints, contexts = [], []
-
-    def call(tab="Sample", size="desktop", scheme="light", model="digits"):
-        width, height = SIZES[size]
-        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
-        context.set_default_timeout(SECONDS)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda request: remote(request.url))
-        page.goto(studio.url)
-        page.wait_for_function("document.querySelector('#model input')?.value.startsWith('cifar10')")
-        if model != "cifar10":
-            choose(page, "#model", model)
-        if tab != "Sample":
-            page.get_by_role("tab", name=tab).click()
-        return page
-
-    def remote(url):
-        if not url.startswith((studio.url, "data:", "blob:")):
-            complaints.append(url)
-
-    yield call
-    for context in contexts:
-        context.close()
-    assert not complaints
-
-
-def generate(page, images):
-    page.click("#generate")
-    page.wait_for_function(f"document.querySelectorAll('#images .grid img').length === {images}")
-
-
-def choose(page, box, text):
-    """Type into a dropdown and accept it."""
-    page.fill(f"{box} input", text)
-    page.keyboard.press("Enter")
 
 
 def test_images_are_in_view_beside_the_button(visit):
@@ -139,10 +83,10 @@ def test_a_model_that_does_not_load_is_a_sentence_and_the_page_goes_on(visit, st
     ):
         choose(page, "#model", name)
         page.wait_for_function(
-            f"document.querySelector('#images [role=alert]')?.textContent.includes({json.dumps(message)})"
+            f"document.querySelector('#model-told [role=alert]')?.textContent.includes({json.dumps(message)})"
         )
     choose(page, "#model", "digits")
-    page.wait_for_function("!document.querySelector('#images [role=alert]')")
+    page.wait_for_function("!document.querySelector('#model-told [role=alert]')")
     generate(page, 16)
 
 
@@ -194,7 +138,10 @@ def test_train_from_a_folder_close_the_page_and_stop(visit, studio):
     page.click("#start")
     page.wait_for_function("document.querySelector('#job').textContent.includes('has been training since')")
     page.click("#start")
-    page.wait_for_function("document.querySelector('#job').textContent.includes('stop it first')")
+    page.wait_for_function("document.querySelector('#job-told').textContent.includes('stop it first')")
+    log = page.text_content("#job pre") or ""
+    page.wait_for_function(f"document.querySelector('#job pre').textContent !== {json.dumps(log)}")
+    assert "stop it first" in page.text_content("#job-told")  # while the training prints
     page.context.close()
     page = visit("Train")
     page.wait_for_function("document.querySelector('#job').textContent.includes('has been training since')")
