@@ -7,7 +7,7 @@ import zipfile
 import pytest
 
 from tests.support.small_policy import save_small_policy
-from tests.support.studio_folders import add_run
+from tests.support.studio_folders import add_photos, add_run
 from tests.support.studio_pages import choose, generate
 from tests.support.web_pages import CONTRASTS, SIZES, UNNAMED
 from tools.chromium import chromium_path
@@ -139,8 +139,8 @@ def test_train_from_a_folder_close_the_page_and_stop(visit, studio):
     page.wait_for_function("document.querySelector('#job').textContent.includes('has been training since')")
     page.click("#start")
     page.wait_for_function("document.querySelector('#job-told').textContent.includes('stop it first')")
-    log = page.text_content("#job pre") or ""
-    page.wait_for_function(f"document.querySelector('#job pre').textContent !== {json.dumps(log)}")
+    lines = "document.querySelector('#job details pre')?.textContent ?? ''"
+    page.wait_for_function(f"({lines}) !== {json.dumps(page.evaluate(lines))}")
     assert "stop it first" in page.text_content("#job-told")  # while the training prints
     page.context.close()
     page = visit("Train")
@@ -148,6 +148,27 @@ def test_train_from_a_folder_close_the_page_and_stop(visit, studio):
     page.click("#stop")
     page.wait_for_function("document.querySelector('#job').textContent.includes('asked to stop')")
     page.wait_for_function("document.querySelector('#job').textContent.includes('was stopped')")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_folder_with_many_damaged_images_shows_counts_and_names(visit, studio, size, tmp_path):
+    if not (studio.folders.data / "damaged").exists():
+        photos = add_photos(studio.folders, "damaged", count=24)
+        for i in range(8):
+            (photos / "cats" / f"{i}.png").write_bytes(b"no image")
+    page = visit("Train", size)
+    choose(page, "#data", "damaged")
+    page.click("#check")
+    page.wait_for_selector("#folder [role=alert]")
+    text = page.inner_text("#folder")
+    assert "damaged: 40 readable images, 2 classes." in text
+    assert "8 of 48 images cannot be read" in text
+    assert re.search(r"cats\s+16\s+dogs\s+24", text)
+    assert page.locator("#folder li").count() == 8
+    page.locator("#folder .report").scroll_into_view_if_needed()
+    page.screenshot(path=tmp_path / f"damaged-{size}.png", full_page=True)
+    assert not {shown: ratio for shown, ratio in page.evaluate(CONTRASTS) if ratio < 4.5}
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_roll_out_a_policy(visit, studio):

@@ -63,7 +63,7 @@ def show_video(video: RolloutVideo) -> str:
 
 def show_folder(name: str, report: FolderReport) -> str:
     """Return the counts and the problems of a dataset."""
-    largest = max(report.counts.values(), default=1)
+    largest = max(1, *report.counts.values())
     return render("fragments/folder.html", name=name, report=report, largest=largest)
 
 
