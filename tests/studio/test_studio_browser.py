@@ -135,6 +135,11 @@ def test_train_from_a_folder_close_the_page_and_stop(visit, studio):
     page.wait_for_function("document.querySelector('#command textarea').value.includes('shapes')")
     command = page.input_value("#command textarea")
     assert command == "driftgen train data/shapes --size tiny --out runs/shapes --yes"
+    page.click("#cost")
+    page.wait_for_selector("#estimate pre")
+    assert command in page.inner_text("#estimate")
+    for part in ("time", "memory", "disk"):
+        assert re.search(rf"^{part} +[\d:.]+", page.inner_text("#estimate pre"), re.MULTILINE)
     page.click("#start")
     page.wait_for_function("document.querySelector('#job').textContent.includes('has been training since')")
     page.click("#start")
@@ -192,9 +197,9 @@ def test_roll_out_a_policy(visit, studio):
     page.wait_for_selector("#episode [role=alert]")
 
 
-def test_everything_by_keyboard(visit):
-    page = visit()
-    page.get_by_role("tab", name="Sample").focus()
+def walk(page, tab, last):
+    """Press Tab from a tab to a control; return the elements on the way. Each shows that it has the focus."""
+    page.get_by_role("tab", name=tab).focus()
     reached = set()
     for _ in range(40):
         page.keyboard.press("Tab")
@@ -202,8 +207,14 @@ def test_everything_by_keyboard(visit):
         inside = page.evaluate("document.activeElement.matches('button, input, a, [tabindex]')")
         shown = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
         assert not inside or shown != "none", page.evaluate("document.activeElement.outerHTML")[:300]
-        if "nearest" in reached:
+        if last in reached:
             break
+    return reached
+
+
+def test_everything_by_keyboard(visit):
+    page = visit()
+    reached = walk(page, "Sample", "nearest")
     assert {"generate", "new-seed", "nearest"} <= reached
     page.focus("#generate")
     page.keyboard.press("Enter")
@@ -215,6 +226,21 @@ def test_everything_by_keyboard(visit):
     page.keyboard.press("Enter")
     page.wait_for_selector("#run-page h2, #run-page [role=alert]")
     assert runs.get_attribute("aria-selected") == "true"
+    for tab, ready, controls in (
+        ("Train", "#job p", ["check", "cost", "start", "stop"]),
+        ("Policy", "#policy input:enabled", ["roll-out"]),
+    ):
+        page.get_by_role("tab", name=tab).focus()
+        page.keyboard.press("Enter")
+        page.wait_for_selector(ready)
+        assert {*controls} <= walk(page, tab, controls[-1])
+    page.get_by_role("tab", name="Train").focus()
+    page.keyboard.press("Enter")
+    page.fill("#data input", "shapes")
+    page.keyboard.press("Enter")
+    page.focus("#check")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#folder table")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
