@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from driftgen.errors import InputError
 if TYPE_CHECKING:
     from driftgen.data.config import Data
 
-__all__ = ["EncodedImages", "Listing", "required_size"]
+__all__ = ["EncodedImages", "Listing", "UnreadableImagesError", "required_size"]
 
 TOLERATED = 0.01  # fraction of unreadable images
 
@@ -48,6 +49,19 @@ class Listing(NamedTuple):
     notes: Sequence[str] = ()
     unreadable: Mapping[int, str] | None = None
     has_files: bool = True
+
+
+class UnreadableImagesError(InputError):
+    """Too many images of a dataset cannot be read.
+
+    Attributes:
+        unreadable: name and error message of each.
+        counts: readable images per class by name, of a dataset that is being opened.
+    """
+
+    def __init__(self, message: str, unreadable: Sequence[str], counts: Mapping[str, int]) -> None:
+        super().__init__(message, topic="unreadable-images")
+        self.unreadable, self.counts = list(unreadable), dict(counts)
 
 
 class EncodedImages:
@@ -81,10 +95,13 @@ class EncodedImages:
         try:
             readable = self._check_headers(listing)
             counts = np.bincount(labels[readable], minlength=len(names))
+            self._check_unreadable(dict(zip(names, counts.tolist(), strict=True)))
             if not counts.all():
-                raise InputError(
+                raise UnreadableImagesError(
                     f"none of the images of class {names[int(counts.argmin())]} in {listing.where} can be "
-                    f"read: repair or remove them, {self.unreadable[0]}"
+                    f"read: repair or remove them, {self.unreadable[0]}",
+                    self.unreadable,
+                    dict(zip(names, counts.tolist(), strict=True)),
                 )
             self.labels, self.class_names, chosen = choose(labels[readable], names, config)
         except BaseException:
@@ -149,7 +166,6 @@ class EncodedImages:
         for i, reason in failed.items():
             readable[i] = False
             self.unreadable.append(f"{listing.names[i]} ({reason})")
-        self._check_unreadable()
         return readable
 
     def _replace(self, index: int, reason: str) -> int:
@@ -171,14 +187,15 @@ class EncodedImages:
                         self._replacements[unreadable] = replacement
             return self._replacements[index]
 
-    def _check_unreadable(self) -> None:
+    def _check_unreadable(self, counts: Mapping[str, int] = MappingProxyType({})) -> None:
         count = len(self.unreadable)
         if count > max(1, TOLERATED * self._total):
             more = f" and {count - 5} more" if count > 5 else ""
-            raise InputError(
+            raise UnreadableImagesError(
                 f"{count} of {self._total} images cannot be read, more than 1%; repair or remove them: "
                 f"{'; '.join(self.unreadable[:5])}{more}",
-                topic="unreadable-images",
+                self.unreadable,
+                counts,
             )
 
 

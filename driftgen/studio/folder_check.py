@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from driftgen.data.config import Data
+from driftgen.data.encoded_images import UnreadableImagesError
 from driftgen.data.images import open_images
 from driftgen.errors import InputError
 from driftgen.studio.readable_folders import ReadableFolders
@@ -21,7 +22,7 @@ from driftgen.training.recipe_sizes import SIZES, few_images_limit
 __all__ = ["FolderReport", "TrainCommand", "check_folder", "list_datasets", "measure_cost", "train_command"]
 
 SIZE = 32  # pixels; images are opened, and not resized, to count them
-SHOWN_NAMES = 5
+MOST_NAMES = 200  # of unreadable images that are listed
 MOST_CLASSES = 50  # that are listed
 MOST_DATASETS = 200
 SECONDS = 600  # of a dry run
@@ -29,12 +30,25 @@ ARRAYS = (".npz", ".npy")
 
 
 class FolderReport(NamedTuple):
-    """Images per class by name, the number of all images and classes, and problems as sentences."""
+    """What a dataset holds.
+
+    Attributes:
+        counts: readable images per class by name.
+        images: number of all readable images.
+        classes: number of all classes.
+        problems: sentences about what training would go on with.
+        unreadable: name and error message of images that cannot be read.
+        unreadable_count: number of all of them.
+        refusal: why training would refuse the dataset; "" if it would not.
+    """
 
     counts: dict[str, int]
     images: int
     classes: int
     problems: list[str]
+    unreadable: list[str]
+    unreadable_count: int
+    refusal: str = ""
 
 
 class TrainCommand(NamedTuple):
@@ -66,32 +80,62 @@ def list_datasets(folders: ReadableFolders) -> list[str]:
 def check_folder(name: str, folders: ReadableFolders) -> FolderReport:
     """Open every image as training does, and return the counts and the problems.
 
-    What training would refuse raises the same error.
+    A dataset with too many unreadable images has a report too, which names them. Anything else that training
+    would refuse raises the same error.
     """
     path = folders.check_tree(folders.dataset(name))
-    data = open_images(Data(path=str(path), size=SIZE, workers=0))
+    try:
+        data = open_images(Data(path=str(path), size=SIZE, workers=0))
+    except UnreadableImagesError as error:
+        total = sum(error.counts.values()) + len(error.unreadable)
+        refusal = (
+            f"{len(error.unreadable):,} of {total:,} images cannot be read: repair or remove them. Training "
+            "refuses a dataset with more than 1% of such images, or with a class of nothing else."
+        )
+        return _report(error.counts, _class_problems(error.counts), error.unreadable, refusal)
     data.close()
-    counts = torch.bincount(data.labels.cpu(), minlength=len(data.class_names)).tolist()
+    numbers = torch.bincount(data.labels.cpu(), minlength=len(data.class_names)).tolist()
+    counts = dict(zip(data.class_names, numbers, strict=True))
     problems = [f"{note}." for note in getattr(data, "notes", [])]
     unreadable = list(getattr(data, "unreadable", []))
     if unreadable:
-        more = f" and {len(unreadable) - SHOWN_NAMES:,} more" if len(unreadable) > SHOWN_NAMES else ""
         problems.append(
             f"{len(unreadable):,} of {len(data.labels) + len(unreadable):,} images cannot be read and would "
-            f"be left out: {'; '.join(unreadable[:SHOWN_NAMES])}{more}."
+            "be left out."
         )
-    least, most = min(counts), max(counts)
-    smallest = data.class_names[counts.index(least)]
+    return _report(counts, problems + _class_problems(counts), unreadable)
+
+
+def _report(
+    counts: dict[str, int], problems: list[str], unreadable: list[str], refusal: str = ""
+) -> FolderReport:
+    return FolderReport(
+        dict(list(counts.items())[:MOST_CLASSES]),
+        sum(counts.values()),
+        len(counts),
+        problems,
+        unreadable[:MOST_NAMES],
+        len(unreadable),
+        refusal,
+    )
+
+
+def _class_problems(counts: dict[str, int]) -> list[str]:
+    """Return what is wrong with the numbers of images per class. A class without any is refused elsewhere."""
+    found = {name: count for name, count in counts.items() if count}
+    if not found:
+        return []
+    problems = []
+    smallest, largest = min(found, key=found.__getitem__), max(found, key=found.__getitem__)
+    least, most = found[smallest], found[largest]
     if least < few_images_limit():
         problems.append(
             f"{smallest} has {least:,} images: with fewer than {few_images_limit():,} in a class a generator "
             "can memorize them, so training turns on augmentation."
         )
     if most > 10 * least:
-        largest = data.class_names[counts.index(most)]
         problems.append(f"Classes are uneven: {largest} has {most:,} images, {smallest} has {least:,}.")
-    listed = dict(list(zip(data.class_names, counts, strict=True))[:MOST_CLASSES])
-    return FolderReport(listed, sum(counts), len(counts), problems)
+    return problems
 
 
 def train_command(name: str, size: str, run: str, folders: ReadableFolders) -> TrainCommand:

@@ -62,6 +62,7 @@ class TrainingJob:
         self._record, self._log = folders.runs / FOLDER / "job.json", folders.runs / FOLDER / "log.txt"
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
+        self._asked: int | None = None  # id of the process that has been asked to stop
 
     def start(self, command: TrainCommand) -> JobState:
         """Start a training; raise if one runs."""
@@ -101,10 +102,8 @@ class TrainingJob:
                 raise InputError("no training runs that could be stopped")
             # Windows sends nothing but Ctrl-Break to another process.
             os.kill(record["pid"], getattr(signal, "CTRL_BREAK_EVENT", signal.SIGINT))
-            return state._replace(
-                text=f"{state.run} has been asked to stop: it saves a checkpoint and the model first. Press "
-                "Stop again to end it without saving."
-            )
+            self._asked = record["pid"]
+            return state._replace(text=_asked_to_stop(state.run))
 
     def state(self) -> JobState:
         """Return the state of the last training."""
@@ -113,7 +112,9 @@ class TrainingJob:
             return JobState(False, "No training has been started from this page.")
         running, code = self._alive(record)
         log, run = self._tail(), record["run"]
-        if running:
+        if running and self._asked == record["pid"]:
+            text = _asked_to_stop(run)
+        elif running:
             text = f"{run} has been training since {record['since']}. It continues when this page is closed."
         elif code == 0:
             text = f"{run} is complete."
@@ -156,6 +157,13 @@ class TrainingJob:
             return ""
         lines = [ESCAPES.sub("", line).rpartition("\r")[2].rstrip() for line in text.splitlines()]
         return "\n".join([line for line in lines if line][-12:])
+
+
+def _asked_to_stop(run: str) -> str:
+    return (
+        f"{run} has been asked to stop: it saves a checkpoint and the model first. Press Stop again to end "
+        "it without saving."
+    )
 
 
 def _began(pid: int) -> float | None:

@@ -1,4 +1,4 @@
-"""Chromium, and pages that generate images with onnxruntime-web."""
+"""Chromium, the studio in it, and pages that generate images with onnxruntime-web."""
 
 import threading
 from functools import cache, partial
@@ -12,7 +12,13 @@ from driftgen.studio.browser_page import write_page
 from driftgen.studio.onnxruntime_web import find_runtime
 from driftgen.studio.page_server import open_server
 from tests.support.page_models import PIPELINES
+from tests.support.studio_folders import add_run, make_folders, smooth_photos
+from tests.support.studio_pages import choose
+from tests.support.studio_process import run_studio
+from tests.support.web_pages import SIZES
 from tools.chromium import open_chromium
+
+SECONDS = 60_000  # milliseconds that a loaded machine may take
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +74,47 @@ def serve():
     for server in servers:
         server.shutdown()
         server.server_close()
+
+
+@pytest.fixture(scope="module")
+def studio(tmp_path_factory):
+    place = tmp_path_factory.mktemp("studio")
+    folders = make_folders(place)
+    add_run(folders, command="driftgen train digits --out runs/old")
+    smooth_photos(folders)
+    (folders.data / "empty").mkdir()
+    with run_studio(place, "--data", "data", "--device", "cpu") as studio:
+        studio.folders = folders
+        yield studio
+
+
+@pytest.fixture
+def visit(browser, studio):
+    """Open the page; at the end nothing may have been written to the console, or asked of others."""
+    complaints, contexts = [], []
+
+    def call(tab="Sample", size="desktop", scheme="light", model="digits"):
+        width, height = SIZES[size]
+        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+        context.set_default_timeout(SECONDS)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: remote(request.url))
+        page.goto(studio.url)
+        page.wait_for_function("document.querySelector('#model input')?.value.startsWith('cifar10')")
+        if model != "cifar10":
+            choose(page, "#model", model)
+        if tab != "Sample":
+            page.get_by_role("tab", name=tab).click()
+        return page
+
+    def remote(url):
+        if not url.startswith((studio.url, "data:", "blob:")):
+            complaints.append(url)
+
+    yield call
+    for context in contexts:
+        context.close()
+    assert not complaints

@@ -214,7 +214,7 @@ def test_names_from_a_model_are_escaped(sampler):
     pictures = sampler.sample(SampleRequest("digits", number=1))
     evil = Pictures(pictures.files, (8, 8), 1, ("<script>alert(1)</script>",), '"><em>', ("<i>",))
     downloads = Downloads()
-    html = show_pictures(evil, "x", downloads)
+    html = show_pictures(evil, "x", "<b>", downloads)
     assert "<script>" not in html
     assert "<i>" not in html
     assert "<em>" not in html

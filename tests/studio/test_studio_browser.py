@@ -7,8 +7,8 @@ import zipfile
 import pytest
 
 from tests.support.small_policy import save_small_policy
-from tests.support.studio_folders import add_run, make_folders, smooth_photos
-from tests.support.studio_process import run_studio
+from tests.support.studio_folders import add_photos, add_run
+from tests.support.studio_pages import choose, generate
 from tests.support.web_pages import CONTRASTS, SIZES, UNNAMED
 from tools.chromium import chromium_path
 
@@ -16,62 +16,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(chromium_path() is None, reason="needs chromium: apt-get install chromium"),
 ]
-SECONDS = 60_000  # milliseconds that a loaded machine may take
-
-
-@pytest.fixture(scope="module")
-def studio(tmp_path_factory):
-    place = tmp_path_factory.mktemp("studio")
-    folders = make_folders(place)
-    add_run(folders, command="driftgen train digits --out runs/old")
-    smooth_photos(folders)
-    (folders.data / "empty").mkdir()
-    with run_studio(place, "--data", "data", "--device", "cpu") as studio:
-        studio.folders = folders
-        yield studio
-
-
-@pytest.fixture
-def visit(browser, studio):
-    """Open the page; at the end nothing may have been written to the console, or asked of others."""
-    complaints, contexts = [], []
-
-    def call(tab="Sample", size="desktop", scheme="light", model="digits"):
-        width, height = SIZES[size]
-        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
-        context.set_default_timeout(SECONDS)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda request: remote(request.url))
-        page.goto(studio.url)
-        page.wait_for_function("document.querySelector('#model input')?.value.startsWith('cifar10')")
-        if model != "cifar10":
-            choose(page, "#model", model)
-        if tab != "Sample":
-            page.get_by_role("tab", name=tab).click()
-        return page
-
-    def remote(url):
-        if not url.startswith((studio.url, "data:", "blob:")):
-            complaints.append(url)
-
-    yield call
-    for context in contexts:
-        context.close()
-    assert not complaints
-
-
-def generate(page, images):
-    page.click("#generate")
-    page.wait_for_function(f"document.querySelectorAll('#images .grid img').length === {images}")
-
-
-def choose(page, box, text):
-    """Type into a dropdown and accept it."""
-    page.fill(f"{box} input", text)
-    page.keyboard.press("Enter")
 
 
 def test_images_are_in_view_beside_the_button(visit):
@@ -139,10 +83,10 @@ def test_a_model_that_does_not_load_is_a_sentence_and_the_page_goes_on(visit, st
     ):
         choose(page, "#model", name)
         page.wait_for_function(
-            f"document.querySelector('#images [role=alert]')?.textContent.includes({json.dumps(message)})"
+            f"document.querySelector('#model-told [role=alert]')?.textContent.includes({json.dumps(message)})"
         )
     choose(page, "#model", "digits")
-    page.wait_for_function("!document.querySelector('#images [role=alert]')")
+    page.wait_for_function("!document.querySelector('#model-told [role=alert]')")
     generate(page, 16)
 
 
@@ -191,16 +135,45 @@ def test_train_from_a_folder_close_the_page_and_stop(visit, studio):
     page.wait_for_function("document.querySelector('#command textarea').value.includes('shapes')")
     command = page.input_value("#command textarea")
     assert command == "driftgen train data/shapes --size tiny --out runs/shapes --yes"
+    page.click("#cost")
+    page.wait_for_selector("#estimate pre")
+    assert command in page.inner_text("#estimate")
+    for part in ("time", "memory", "disk"):
+        assert re.search(rf"^{part} +[\d:.]+", page.inner_text("#estimate pre"), re.MULTILINE)
     page.click("#start")
     page.wait_for_function("document.querySelector('#job').textContent.includes('has been training since')")
     page.click("#start")
-    page.wait_for_function("document.querySelector('#job').textContent.includes('stop it first')")
+    page.wait_for_function("document.querySelector('#job-told').textContent.includes('stop it first')")
+    lines = "document.querySelector('#job details pre')?.textContent ?? ''"
+    page.wait_for_function(f"({lines}) !== {json.dumps(page.evaluate(lines))}")
+    assert "stop it first" in page.text_content("#job-told")  # while the training prints
     page.context.close()
     page = visit("Train")
     page.wait_for_function("document.querySelector('#job').textContent.includes('has been training since')")
     page.click("#stop")
     page.wait_for_function("document.querySelector('#job').textContent.includes('asked to stop')")
     page.wait_for_function("document.querySelector('#job').textContent.includes('was stopped')")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_folder_with_many_damaged_images_shows_counts_and_names(visit, studio, size, tmp_path):
+    if not (studio.folders.data / "damaged").exists():
+        photos = add_photos(studio.folders, "damaged", count=24)
+        for i in range(8):
+            (photos / "cats" / f"{i}.png").write_bytes(b"no image")
+    page = visit("Train", size)
+    choose(page, "#data", "damaged")
+    page.click("#check")
+    page.wait_for_selector("#folder [role=alert]")
+    text = page.inner_text("#folder")
+    assert "damaged: 40 readable images, 2 classes." in text
+    assert "8 of 48 images cannot be read" in text
+    assert re.search(r"cats\s+16\s+dogs\s+24", text)
+    assert page.locator("#folder li").count() == 8
+    page.locator("#folder .report").scroll_into_view_if_needed()
+    page.screenshot(path=tmp_path / f"damaged-{size}.png", full_page=True)
+    assert not {shown: ratio for shown, ratio in page.evaluate(CONTRASTS) if ratio < 4.5}
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_roll_out_a_policy(visit, studio):
@@ -224,9 +197,9 @@ def test_roll_out_a_policy(visit, studio):
     page.wait_for_selector("#episode [role=alert]")
 
 
-def test_everything_by_keyboard(visit):
-    page = visit()
-    page.get_by_role("tab", name="Sample").focus()
+def walk(page, tab, last):
+    """Press Tab from a tab to a control; return the elements on the way. Each shows that it has the focus."""
+    page.get_by_role("tab", name=tab).focus()
     reached = set()
     for _ in range(40):
         page.keyboard.press("Tab")
@@ -234,8 +207,14 @@ def test_everything_by_keyboard(visit):
         inside = page.evaluate("document.activeElement.matches('button, input, a, [tabindex]')")
         shown = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
         assert not inside or shown != "none", page.evaluate("document.activeElement.outerHTML")[:300]
-        if "nearest" in reached:
+        if last in reached:
             break
+    return reached
+
+
+def test_everything_by_keyboard(visit):
+    page = visit()
+    reached = walk(page, "Sample", "nearest")
     assert {"generate", "new-seed", "nearest"} <= reached
     page.focus("#generate")
     page.keyboard.press("Enter")
@@ -247,6 +226,21 @@ def test_everything_by_keyboard(visit):
     page.keyboard.press("Enter")
     page.wait_for_selector("#run-page h2, #run-page [role=alert]")
     assert runs.get_attribute("aria-selected") == "true"
+    for tab, ready, controls in (
+        ("Train", "#job p", ["check", "cost", "start", "stop"]),
+        ("Policy", "#policy input:enabled", ["roll-out"]),
+    ):
+        page.get_by_role("tab", name=tab).focus()
+        page.keyboard.press("Enter")
+        page.wait_for_selector(ready)
+        assert {*controls} <= walk(page, tab, controls[-1])
+    page.get_by_role("tab", name="Train").focus()
+    page.keyboard.press("Enter")
+    page.fill("#data input", "shapes")
+    page.keyboard.press("Enter")
+    page.focus("#check")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#folder table")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

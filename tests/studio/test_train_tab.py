@@ -58,18 +58,18 @@ def test_images_per_class_and_problems(folders):
     html = show_folder("photos", report)
     assert "68 images, 3 classes." in html
     (photos / "birds" / "0.png").write_bytes(b"no image")
-    (problem,) = (p for p in check_folder("photos", folders).problems if "cannot be read" in p)
-    assert "0.png" in problem
+    report = check_folder("photos", folders)
+    assert "1 of 68 images cannot be read and would be left out." in report.problems
+    (name,) = report.unreadable
+    assert name.startswith(str(photos / "birds" / "0.png (UnidentifiedImageError"))
+    assert (report.images, report.refusal) == (67, "")
     assert list_datasets(folders) == [".", "photos"]
 
 
 def test_what_training_would_refuse_is_one_line(folders, tmp_path):
     (folders.data / "empty").mkdir()
     fails(lambda: check_folder("empty", folders), "holds no images")
-    photos = add_photos(folders)
-    for i in range(6):
-        (photos / "cats" / f"{i}.png").write_bytes(b"no image")
-    fails(lambda: check_folder("photos", folders), "cannot be read")
+    add_photos(folders)
     for name in ("..", "/etc", "../runs", ""):
         fails(lambda name=name: check_folder(name, folders), "is outside|is chosen")
     mixed = add_photos(folders, "mixed")
@@ -78,6 +78,32 @@ def test_what_training_would_refuse_is_one_line(folders, tmp_path):
     linked = add_photos(folders, "linked")
     (linked / "cats" / "9.png").symlink_to(tmp_path / "elsewhere.png")
     fails(lambda: check_folder("linked", folders), "leads outside")
+
+
+@pytest.mark.parametrize("damaged", [2, 6])
+def test_more_unreadable_images_than_training_takes_are_named_beside_the_counts(folders, damaged):
+    photos = add_photos(folders)
+    for i in range(damaged):
+        (photos / "cats" / f"{i}.png").write_bytes(b"no image")
+    report = check_folder("photos", folders)
+    assert report.counts == {"cats": 6 - damaged, "dogs": 6}
+    assert report.refusal.startswith(f"{damaged} of 12 images cannot be read: repair or remove them.")
+    assert [str(photos / "cats" / f"{i}.png") in report.unreadable[i] for i in range(damaged)] == [
+        True
+    ] * damaged
+    assert not any("has 0 images" in problem for problem in report.problems)
+    html = show_folder("photos", report)
+    assert f"{12 - damaged} readable images, 2 classes." in html
+    assert html.count("<li>") == damaged
+    assert 'role="alert"' in html
+
+
+def test_of_many_unreadable_images_the_first_are_named(folders):
+    photos = add_photos(folders, classes=("cats",), count=1)
+    for i in range(203):
+        (photos / "cats" / f"bad-{i:03}.png").write_bytes(b"no image")
+    html = show_folder("photos", check_folder("photos", folders))
+    assert (html.count("<li>"), "and 3 more" in html) == (200, True)
 
 
 def test_the_command_is_the_one_to_type(folders):
@@ -166,6 +192,7 @@ def test_one_training_at_a_time_that_outlives_the_studio(folders):
         time.sleep(0.2)
     assert os.getpgid(job._child.pid) != os.getpgid(0)  # Ctrl-C in the terminal does not reach it
     assert "asked to stop" in later.stop().text
+    assert not (state := later.state()).running or "asked to stop" in state.text  # while it saves
     state = wait(job)
     assert "was stopped" in state.text
     assert list((folders.runs / "shapes" / "checkpoints").glob("step-*"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import secrets
@@ -19,9 +20,9 @@ from driftgen.report.page import scoped_style
 from driftgen.studio.app.gradio_import import import_gradio
 from driftgen.studio.app.request_guard import LOCAL_HOSTS, RequestGuard
 from driftgen.studio.app.tab_policy import build_policy_tab
-from driftgen.studio.app.tab_runs import build_runs_tab
+from driftgen.studio.app.tab_runs import RUNS_SECONDS, build_runs_tab
 from driftgen.studio.app.tab_sample import build_sample_tab
-from driftgen.studio.app.tab_train import build_train_tab
+from driftgen.studio.app.tab_train import TRAIN_SECONDS, build_train_tab
 from driftgen.studio.app.workshop import Workshop
 from driftgen.studio.readable_folders import ReadableFolders
 from driftgen.support.user_paths import expand_user
@@ -150,24 +151,40 @@ def build_page(gr: Any, workshop: Workshop) -> Any:
     """Return the page with its tabs."""
     with gr.Blocks(title="driftgen studio", analytics_enabled=False, fill_width=True) as page:
         gr.HTML("<h1>driftgen studio</h1>", elem_id="title")
+        timers = [gr.Timer(seconds, active=False) for seconds in (RUNS_SECONDS, TRAIN_SECONDS)]
+        watch_runs, watch_job = timers
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Sample") as sample:
+                _run_timer(sample, None, timers)
                 build_sample_tab(gr, page, workshop)
             with gr.Tab("Runs") as runs:
-                watch_runs = build_runs_tab(gr, runs, workshop)
+                _run_timer(runs, watch_runs, timers)
+                build_runs_tab(gr, runs, watch_runs, workshop)
             with gr.Tab("Train") as train:
-                watch_job = build_train_tab(gr, train, workshop)
+                _run_timer(train, watch_job, timers)
+                build_train_tab(gr, train, watch_job, workshop)
             with gr.Tab("Policy") as policy:
+                _run_timer(policy, None, timers)
                 build_policy_tab(gr, policy, workshop)
-        timers = [watch_runs, watch_job]
-        for tab, active in ((sample, None), (runs, watch_runs), (train, watch_job), (policy, None)):
-
-            def choose(active: Any = active) -> list[Any]:
-                return [gr.Timer(active=timer is active) for timer in timers]
-
-            tab.select(choose, None, timers, show_progress="hidden", api_visibility="private")
     page.queue(max_size=MOST_WAITING, default_concurrency_limit=4)
     return page
+
+
+def _run_timer(tab: Any, active: Any, timers: list[Any]) -> None:
+    """Run the timer of a tab, and no other, while the tab is shown.
+
+    In the browser, and before the tab's other events, which gradio dispatches one after the other: answers of
+    the server that come late or in another order would stop the timer of the tab that is shown by then.
+    """
+    updates = [{"__type__": "update", "active": timer is active} for timer in timers]
+    tab.select(
+        None,
+        None,
+        timers,
+        js=f"() => {json.dumps(updates)}",
+        show_progress="hidden",
+        api_visibility="private",
+    )
 
 
 def _launch(gr: Any, page: Any, workshop: Workshop, address: Address) -> None:

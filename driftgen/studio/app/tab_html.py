@@ -24,8 +24,15 @@ def show_message(text: str, *, error: bool = False) -> str:
     return render("fragments/message.html", text=text, error=error)
 
 
-def show_pictures(pictures: Pictures, name: str, downloads: Downloads) -> str:
-    """Return a grid of images, each a link to its PNG file, and a link to a zip of all."""
+def show_pictures(pictures: Pictures, name: str, made: str, downloads: Downloads) -> str:
+    """Return a grid of images, each a link to its PNG file, and a link to a zip of all.
+
+    Args:
+        pictures: to show.
+        name: of the files.
+        made: how, in words: the page may show other settings by now.
+        downloads: keeps the zip file.
+    """
     cells = [
         {
             "src": _uri(content, "image/png"),
@@ -39,6 +46,7 @@ def show_pictures(pictures: Pictures, name: str, downloads: Downloads) -> str:
         "fragments/pictures.html",
         cells=cells,
         note=pictures.note,
+        made=made,
         columns=pictures.columns,
         column_names=pictures.column_names,
         width=width,
@@ -55,7 +63,7 @@ def show_video(video: RolloutVideo) -> str:
 
 def show_folder(name: str, report: FolderReport) -> str:
     """Return the counts and the problems of a dataset."""
-    largest = max(report.counts.values(), default=1)
+    largest = max(1, *report.counts.values())
     return render("fragments/folder.html", name=name, report=report, largest=largest)
 
 

@@ -24,8 +24,11 @@ def build_policy_tab(gr: Any, tab: Any, workshop: Workshop) -> None:
                 label="Policy",
                 info="A shipped policy, a run, or owner/repository",
                 allow_custom_value=True,
+                # A choice made before the list is there would be replaced by the answer that brings it.
+                interactive=False,
                 elem_id="policy",
             )
+            told = gr.HTML("", apply_default_css=False, elem_id="policy-told", elem_classes="told")
             seed = gr.Number(100_000, label="Seed of the episode", precision=0)
             go = gr.Button("Roll out", variant="primary", elem_id="roll-out")
         with gr.Column(scale=2, min_width=300):
@@ -35,11 +38,11 @@ def build_policy_tab(gr: Any, tab: Any, workshop: Workshop) -> None:
         try:
             entries = await workshop.roll_out("list_models", None)
         except InputError as error:
-            return gr.skip(), say_errors(error)
+            return gr.Dropdown(interactive=True), say_errors(error)
         choices = [(entry.label, entry.name) for entry in entries]
-        if chosen:
-            return gr.Dropdown(choices=choices), gr.skip()
-        return gr.Dropdown(choices=choices, value=entries[0].name), show_message(CHOOSE)
+        if chosen or not entries:
+            return gr.Dropdown(choices=choices, interactive=True), ""
+        return gr.Dropdown(choices=choices, value=entries[0].name, interactive=True), ""
 
     async def roll_out(chosen: str | None, number: Any) -> str:
         try:
@@ -48,5 +51,6 @@ def build_policy_tab(gr: Any, tab: Any, workshop: Workshop) -> None:
         except (InputError, OSError) as error:
             return say_errors(error)
 
-    tab.select(open_tab, model, [model, output], api_visibility="private")
+    # The episode is written by the button alone.
+    tab.select(open_tab, model, [model, told], api_visibility="private")
     go.click(roll_out, [model, seed], output, api_name="roll_out", concurrency_limit=1)

@@ -8,20 +8,19 @@ from driftgen.errors import InputError
 from driftgen.studio.app.tab_html import show_message
 from driftgen.studio.app.workshop import Workshop, say_errors
 
-__all__ = ["build_runs_tab"]
+__all__ = ["RUNS_SECONDS", "build_runs_tab"]
 
-SECONDS = 2.0  # between two looks at the files
+RUNS_SECONDS = 2.0  # between two looks at the files
 NONE = "(none)"
 
 
-def build_runs_tab(gr: Any, tab: Any, workshop: Workshop) -> Any:
-    """Add the tab to a page and return its timer, which runs while the tab is shown."""
+def build_runs_tab(gr: Any, tab: Any, timer: Any, workshop: Workshop) -> None:
+    """Add the tab to a page; its timer runs while the tab is shown."""
     with gr.Row():
         run = gr.Dropdown([], label="Run", elem_id="run", min_width=240)
         other = gr.Dropdown([NONE], value=NONE, label="Compare with", elem_id="other-run", min_width=240)
     output = gr.HTML(show_message("Reading the runs ..."), apply_default_css=False, elem_id="run-page")
     version = gr.State("")
-    timer = gr.Timer(SECONDS, active=False)
 
     def box(names: list[str], before: str | None, after: str) -> Any:
         """Return the update of a dropdown. A choice that stays is not sent: there may be a newer one."""
@@ -47,8 +46,7 @@ def build_runs_tab(gr: Any, tab: Any, workshop: Workshop) -> Any:
 
     inputs, outputs = [run, other, version], [run, other, output, version]
     quiet = {"show_progress": "hidden", "api_visibility": "private"}
-    timer.tick(look, inputs, outputs, **quiet)
-    tab.select(look, inputs, outputs, **quiet)
-    for dropdown in (run, other):
-        dropdown.input(look, inputs, outputs, trigger_mode="always_last", **quiet)
-    return timer
+    # One event with four triggers: a page has one question under way, and asks again with its newest choices
+    # if one of them came up meanwhile. Of two at once, the answer to an older choice could come last.
+    triggers = [timer.tick, tab.select, run.input, other.input]
+    gr.on(triggers, look, inputs, outputs, trigger_mode="always_last", **quiet)

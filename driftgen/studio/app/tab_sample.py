@@ -32,8 +32,11 @@ def build_sample_tab(gr: Any, page: Any, workshop: Workshop) -> None:
                 label="Model",
                 info="A shipped model, a run, or a name on the Hugging Face Hub: owner/repository",
                 allow_custom_value=True,
+                # A choice made before the list is there would be replaced by the answer that brings it.
+                interactive=False,
                 elem_id="model",
             )
+            told = gr.HTML("", apply_default_css=False, elem_id="model-told", elem_classes="told")
             classes = gr.Dropdown(
                 [],
                 label="Classes",
@@ -55,25 +58,34 @@ def build_sample_tab(gr: Any, page: Any, workshop: Workshop) -> None:
             nearest = gr.Button("Nearest training images", elem_id="nearest")
         with gr.Column(scale=3, min_width=300, elem_id="results"):
             output = gr.HTML(show_message(WELCOME), apply_default_css=False, elem_id="images")
+    described = gr.State("")  # the model that the classes and the guidance belong to
 
     async def start() -> tuple[Any, ...]:
-        entries = await workshop.sample("list_models", None)
+        try:
+            entries = await workshop.sample("list_models", None)
+        except InputError as error:
+            return (gr.Dropdown(interactive=True), gr.skip(), gr.skip(), say_errors(error), "")
         first = entries[0].name if entries else None
         choices = [(entry.label, entry.name) for entry in entries]
-        facts = await _facts(first)
+        facts = await describe(first, "")
         workshop.import_views()
-        return (gr.Dropdown(choices=choices, value=first), *facts)
+        return (gr.Dropdown(choices=choices, value=first, interactive=True), *facts)
 
-    async def _facts(chosen: str | None) -> tuple[Any, ...]:
+    async def describe(chosen: str | None, before: str) -> tuple[Any, ...]:
         """Return the classes and the guidance of a model, and a sentence if it does not load."""
+        named = str(chosen or "")
+        # The box reports an input whenever it loses the focus. That must not clear the chosen classes.
+        if named and named == before:
+            return (gr.skip(), gr.skip(), gr.skip(), gr.skip())
         try:
-            facts = await workshop.sample("describe", chosen or "")
+            facts = await workshop.sample("describe", named)
         except InputError as error:
-            return gr.Dropdown(choices=[], value=[]), gr.skip(), say_errors(error)
+            return gr.Dropdown(choices=[], value=[]), gr.skip(), say_errors(error), ""
         return (
             gr.Dropdown(choices=list(facts.classes), value=[]),
             gr.Slider(value=facts.guidance, maximum=facts.highest),
-            show_message(WELCOME),
+            "",
+            named,
         )
 
     def request(values: tuple[Any, ...]) -> SampleRequest:
@@ -99,7 +111,8 @@ def build_sample_tab(gr: Any, page: Any, workshop: Workshop) -> None:
         except (InputError, OSError) as error:
             return say_errors(error)
         name = f"{file_name(Path(asked.model).name).strip('-') or 'model'}-seed-{asked.seed}"
-        return show_pictures(pictures, name, workshop.downloads)
+        made = f"{asked.model}, seed {asked.seed}"
+        return show_pictures(pictures, name, made, workshop.downloads)
 
     async def sample(*values: Any) -> str:
         return await answer("sample", values)
@@ -110,12 +123,15 @@ def build_sample_tab(gr: Any, page: Any, workshop: Workshop) -> None:
     inputs = [model, classes, guidance, seed, second, number, mode]
     # One at a time: gradio keeps the order of arrival within a queue.
     queue = {"concurrency_limit": 1, "concurrency_id": "sampling"}
-    shown = [model, classes, guidance, output]
-    page.load(start, None, shown, show_progress="hidden", api_visibility="private")
+    # Requests may overtake each other on their way to a busy server. So the images are written by the buttons
+    # alone: what a choice of a model has to say goes elsewhere.
+    facts = [classes, guidance, told, described]
+    page.load(start, None, [model, *facts], show_progress="hidden", api_visibility="private")
     # Not `change`, which also follows the answer to `load`.
-    # Gradio would drop a choice that is made while another is being answered. In the queue of the images,
-    # since its answer would replace those of a button pressed right after it.
-    model.input(_facts, model, shown[1:], api_visibility="private", trigger_mode="always_last", **queue)
+    # Gradio would drop a choice that is made while another is being answered.
+    model.input(
+        describe, [model, described], facts, api_visibility="private", trigger_mode="always_last", **queue
+    )
     generate.click(sample, inputs, output, api_name="sample", **queue)
     nearest.click(compare, inputs, output, api_name="nearest", **queue)
     renewed = other.click(lambda: random.randrange(MOST_SEED), None, seed, api_visibility="private")

@@ -8,14 +8,14 @@ from driftgen.errors import InputError
 from driftgen.studio.app.tab_html import show_folder, show_job, show_message, show_text
 from driftgen.studio.app.workshop import Workshop, say_errors
 
-__all__ = ["build_train_tab"]
+__all__ = ["TRAIN_SECONDS", "build_train_tab"]
 
-SECONDS = 2.0
+TRAIN_SECONDS = 2.0  # between two looks at the training
 SIZES = ("auto", "tiny", "small", "base")
 
 
-def build_train_tab(gr: Any, tab: Any, workshop: Workshop) -> Any:
-    """Add the tab to a page and return its timer, which runs while the tab is shown."""
+def build_train_tab(gr: Any, tab: Any, timer: Any, workshop: Workshop) -> None:
+    """Add the tab to a page; its timer runs while the tab is shown."""
     with gr.Row():
         with gr.Column(scale=1, min_width=280):
             data = gr.Dropdown(
@@ -41,9 +41,11 @@ def build_train_tab(gr: Any, tab: Any, workshop: Workshop) -> Any:
                 apply_default_css=False,
                 elem_id="folder",
             )
+            # Apart from the images: an estimate takes minutes, and would replace a newer check.
+            estimated = gr.HTML("", apply_default_css=False, elem_id="estimate", elem_classes="told")
+            told = gr.HTML("", apply_default_css=False, elem_id="job-told", elem_classes="told")
             job = gr.HTML("", apply_default_css=False, elem_id="job")
     shown = gr.State("")
-    timer = gr.Timer(SECONDS, active=False)
     inputs = [data, size, name]
 
     def planned(chosen: str | None, how_large: str, run: str) -> Any:
@@ -75,33 +77,49 @@ def build_train_tab(gr: Any, tab: Any, workshop: Workshop) -> Any:
         from driftgen.studio.folder_check import measure_cost
 
         try:
-            return show_text("Estimate from two steps", measure_cost(planned(*values)))
+            plan = planned(*values)
+            return show_text(f"Estimate from two steps of {plan.text}", measure_cost(plan))
         except (InputError, OSError) as error:
             return say_errors(error)
 
-    def begin(*values: Any) -> str:
+    def begin(*values: Any) -> tuple[str, str, str]:
         try:
-            return show_job(workshop.job.start(planned(*values)))
+            html = show_job(workshop.job.start(planned(*values)))
         except (InputError, OSError) as error:
-            return say_errors(error)
+            html = show_job(workshop.job.state())
+            return say_errors(error), html, html
+        return "", html, html
 
-    def end() -> str:
+    def end() -> tuple[str, str, str]:
         try:
-            return show_job(workshop.job.stop())
+            html = show_job(workshop.job.stop())
         except (InputError, OSError) as error:
-            return say_errors(error)
+            html = show_job(workshop.job.state())
+            return say_errors(error), html, html
+        return "", html, html
 
     def watch(before: str) -> tuple[Any, Any]:
         html = show_job(workshop.job.state())
         return (gr.skip(), gr.skip()) if html == before else (html, html)
 
     hidden = {"api_visibility": "private"}
-    tab.select(open_tab, None, [data, job, shown], **hidden)
-    for box in inputs:
-        box.change(describe, inputs, command, show_progress="hidden", **hidden)
+    # One event with three triggers, so that one question is under way: of two, the older answer could come
+    # last, and its command would be copied.
+    gr.on(
+        [box.change for box in inputs],
+        describe,
+        inputs,
+        command,
+        trigger_mode="always_last",
+        show_progress="hidden",
+        **hidden,
+    )
     check.click(look, data, output, api_name="check")
-    cost.click(estimate, inputs, output, api_name="estimate", concurrency_limit=1)
-    start.click(begin, inputs, job, api_name="train")
-    stop.click(end, None, job, api_name="stop")
-    timer.tick(watch, shown, [job, shown], show_progress="hidden", **hidden)
-    return timer
+    cost.click(estimate, inputs, estimated, api_name="estimate", concurrency_limit=1)
+    # One at a time, so that the newest state of the training is the last to arrive. A refusal has a place of
+    # its own, which the timer leaves alone.
+    queue = {"concurrency_limit": 1, "concurrency_id": "training"}
+    tab.select(open_tab, None, [data, job, shown], **hidden, **queue)
+    start.click(begin, inputs, [told, job, shown], api_name="train", **queue)
+    stop.click(end, None, [told, job, shown], api_name="stop", **queue)
+    timer.tick(watch, shown, [job, shown], show_progress="hidden", **hidden, **queue)
