@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tools.records import Results, fill, markdown, select
 
-__all__ = ["faults", "load"]
+__all__ = ["faults", "load", "load_cifar10_gpu", "load_gpu"]
 
 RECORD = "serve/cpu.json"
 FAULTS = {
@@ -16,8 +16,22 @@ FAULTS = {
 
 
 def load(results: Results) -> str:
-    """Requests per second and latencies at several numbers of clients."""
-    rows = results.load(RECORD)["rows"]
+    """Requests per second and latencies at several numbers of clients, on a CPU."""
+    return _load(results, RECORD)
+
+
+def load_gpu(results: Results) -> str:
+    """The same on a GPU."""
+    return _load(results, "serve/h200-digits.json")
+
+
+def load_cifar10_gpu(results: Results) -> str:
+    """The same on a GPU, with the packaged model of CIFAR-10."""
+    return _load(results, "serve/h200-cifar10.json")
+
+
+def _load(results: Results, record: str) -> str:
+    rows = results.load(record)["rows"]
     modes = list(dict.fromkeys(row["mode"] for row in rows))
     cells = []
     for clients in dict.fromkeys(row["clients"] for row in rows):

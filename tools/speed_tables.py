@@ -7,7 +7,18 @@ from typing import Any
 
 from tools.records import Results, fill, markdown, select
 
-__all__ = ["cifar10", "loss", "parts", "pretrain", "sampling", "step", "step64"]
+__all__ = [
+    "cifar10",
+    "cifar10_parts",
+    "cifar10_variants",
+    "large_groups",
+    "loss",
+    "parts",
+    "pretrain",
+    "sampling",
+    "step",
+    "step64",
+]
 
 FOLDER = "speed-h200"
 
@@ -105,6 +116,40 @@ def cifar10(results: Results) -> str:
         _bold(("[later](cifar10.json)", *cells(results.row(f"{FOLDER}/cifar10.json")))),
     ]
     return markdown(("", "steps per second", "peak"), rows)
+
+
+def cifar10_variants(results: Results) -> str:
+    """Samples per second of the step of ``cifar10`` and of variants of it."""
+    rows = [
+        (row["label"], fill("{seconds:.1f ms}", row), f"{row['samples_per_second']:,.0f}")
+        for row in results.load(f"{FOLDER}/cifar10-variants.json")["rows"]
+    ]
+    return markdown(("step", "time", "samples per second"), rows)
+
+
+def cifar10_parts(results: Results) -> str:
+    """Milliseconds that the GPU computes for each part of that step."""
+    profiles = results.load(f"{FOLDER}/cifar10-variants.json")["profile"]
+    rows = [
+        (part, *(fill(f"{{{part}:.1f ms}}", profile) for profile in profiles.values()))
+        for part in ("generator", "encoder", "loss", "optimizer")
+    ]
+    return markdown(("part", *profiles), rows)
+
+
+def large_groups(results: Results) -> str:
+    """Time per pair and element of groups beyond 64/64/16, relative to such groups, and the peak."""
+    rows = []
+    for name in ("256-256-32", "640-640-0", "512-2048-64"):
+        graphs = [
+            row
+            for row in results.load(f"{FOLDER}/groups-{name}.json")["rows"]
+            if row["pair_ratio"] is not None and "CUDA graph" in row["detail"]
+        ]
+        ratios = (fill("{pair_ratio:.2f}", row) for row in graphs)
+        rows.append((name.replace("-", "/"), *ratios, f"{max(row['peak_ratio'] for row in graphs):.2f}"))
+    header = ("generated/positives/negatives", "width 64", "width 256", "width 1,024")
+    return markdown((*header, "peak / (inputs + outputs)"), rows)
 
 
 def pretrain(results: Results) -> str:

@@ -86,8 +86,13 @@ TABLES: dict[str, Table] = {
     "policy-pusht-spread": policy_tables.pusht_spread,  # results/policy/README.md
     "policy-spread": policy_tables.spread,  # results/policy/README.md, docs/policies.md
     "serve-load": serve_tables.load,  # docs/serving.md
+    "serve-load-gpu": serve_tables.load_gpu,  # docs/serving.md
+    "serve-load-cifar10-gpu": serve_tables.load_cifar10_gpu,  # docs/serving.md
     "serve-faults": serve_tables.faults,  # docs/serving.md
     "policy-latency": policy_tables.latency,  # results/policy/README.md, docs/policies.md
+    "cifar10-variants": speed_tables.cifar10_variants,  # results/cifar10/experiments.md
+    "cifar10-parts": speed_tables.cifar10_parts,  # results/cifar10/experiments.md
+    "large-groups": speed_tables.large_groups,  # docs/performance.md
     "h200-loss": speed_tables.loss,  # results/speed-h200/README.md, as are all below
     "h200-step": speed_tables.step,
     "h200-parts": speed_tables.parts,
