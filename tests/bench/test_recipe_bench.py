@@ -9,7 +9,8 @@ from driftgen.bench import recipe_bench, switches
 from driftgen.bench.clock import Timing
 from driftgen.bench.recipe_bench import RecipeCase, RecipeStep
 from driftgen.bench.step_bench import Sizes, measure_steps
-from driftgen.features import resnet_layers
+from driftgen.features import ResNetMAE, resnet_layers
+from driftgen.model_io import save_model
 from driftgen.ops import attention, dispatch
 from driftgen.training.recipes import load_recipe
 from tests.support.bench_records import CPU, fits
@@ -52,6 +53,23 @@ def test_pretraining(here, tmp_path):
     assert row["samples_per_second"] == pytest.approx(4 / row["seconds"])
     assert row["references"].keys() == {"eager"}
     assert {cost["phase"] for cost in row["profile"]} == {"network", "optimizer", "data"}
+
+
+def test_operations_of_encoders_in_turn(tmp_path):
+    """The mean of those of each encoder alone."""
+    for name, blocks in (("small", [1, 1]), ("large", [2, 2])):
+        save_model(ResNetMAE(in_channels=1, base_channels=40, blocks=blocks), tmp_path / name)
+
+    def operations(*paths, each=1):
+        entries = ", ".join(f"{{path: {tmp_path / path}}}" for path in paths)
+        changes = (*TINY_TRAIN, f"encoders=[{entries}]", f"encoders_per_step={each}")
+        step = RecipeStep(RecipeCase("digits", "train", changes).load(tmp_path), CPU)
+        step.close()
+        return step.operations()
+
+    small, large = operations("small"), operations("large")
+    assert large > 1.1 * small
+    assert operations("small", "large") == pytest.approx((small + large) / 2)
 
 
 def test_operations_of_pretraining(tmp_path):
