@@ -46,7 +46,7 @@ class RunEstimate:
     Attributes:
         steps: of the run.
         seconds_per_step: after the first step, with its share of metrics and previews.
-        first_step_seconds: with compilation and CUDA graph capture.
+        first_step_seconds: with compilation and CUDA graph capture; of all encoders, if they take turns.
         memory_bytes: peak, allocated on the GPU or resident in host memory; see
             :func:`driftgen.support.peak_memory.peak_memory`.
         checkpoint_bytes: of all checkpoints that are on disk at the same time.
@@ -98,7 +98,7 @@ def measure_run(
         config: of the run.
         distributed: the processes; started on the best device if None.
         parts: data and networks that were passed from Python.
-        steps: number of steps to run, at least 2.
+        steps: number of steps to run, at least 2; of each encoder, if they take turns.
         view: shows messages of the run, such as the reason for a disabled CUDA graph.
     """
     if steps < 2:
@@ -160,7 +160,7 @@ def describe_estimate(
         f"{show_size(estimate.checkpoint_bytes)}, models {show_size(estimate.model_bytes)}, samples and "
         f"metrics {show_size(estimate.picture_bytes)}"
         + ("" if free is None else f"; {'only ' if short else ''}{show_size(free)} free"),
-        "dry run": f"two steps were run, nothing was written to {folder}",
+        "dry run": f"only the first steps were run, nothing was written to {folder}",
     }
 
 
@@ -182,6 +182,8 @@ def _measure(config: RunConfig, processes: Distributed, parts: Parts, steps: int
     else:
         task = Pretraining(config, processes, view.info, parts=parts)
     output, total = config.output, config.optim.steps
+    # The first step of each encoder that takes turns compiles and allocates.
+    turns = len(config.encoders) if isinstance(config, TrainConfig) and config.takes_turns else 1
     with tempfile.TemporaryDirectory(prefix="driftgen-") as name:
         try:
             loop = Loop(Path(name), config, task, processes, view)
@@ -189,7 +191,7 @@ def _measure(config: RunConfig, processes: Distributed, parts: Parts, steps: int
             if processes.is_main:
                 view.begin(_about_parts(loop.summary()))
             try:
-                for step in range(steps):
+                for step in range(steps * turns):
                     with _timed(processes.device, durations):
                         loop.update(step)
                     view.advance(step + 1, None)
@@ -204,12 +206,13 @@ def _measure(config: RunConfig, processes: Distributed, parts: Parts, steps: int
             with _timed(processes.device, drawing):
                 preview = loop.draw_preview(Path(name) / "preview")
             pictures = preview.stat().st_size if preview is not None else 0
+            rounds = [sum(durations[i : i + turns]) for i in range(0, len(durations), turns)]
             return RunEstimate(
                 steps=total,
-                seconds_per_step=min(durations[1:])
+                seconds_per_step=min(rounds[1:]) / turns
                 + measuring[0] / output.metrics_every
                 + drawing[0] / output.samples_every,
-                first_step_seconds=durations[0],
+                first_step_seconds=rounds[0],
                 memory_bytes=peak_memory(processes.device),
                 checkpoint_bytes=kept_checkpoints(output, total) * _bytes(loop.state_tensors().values()),
                 model_bytes=_saved_models(config) * _model_bytes(task),

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from driftgen.errors import InputError
+from driftgen.features import ResNetMAE
 from driftgen.generators.image_mlp import ImageMLP
+from driftgen.model_io import save_model
 from driftgen.support.distributed import Distributed
 from driftgen.support.signals import interruptions
 from driftgen.training.build import Parts
@@ -53,6 +55,23 @@ def test_time_left():
     assert estimate.seconds() == pytest.approx(first + 29 * each)
     assert estimate.seconds(20) == pytest.approx(first + 9 * each)
     assert estimate.seconds(30) == 0
+
+
+def test_encoders_in_turn_are_each_measured_after_their_first_step(tmp_path):
+    entries = []
+    for i in range(2):
+        save_model(ResNetMAE(in_channels=1, base_channels=40, blocks=[1]), tmp_path / str(i))
+        entries.append(f"{{path: {tmp_path / str(i)}}}")
+    seen = []
+
+    class Counting(Silent):
+        def advance(self, step, seconds_per_step):
+            seen.append(step)
+
+    change = [f"encoders=[{', '.join(entries)}]", "encoders_per_step=1", *SHORT]
+    estimate = measure_run(config(*change), Distributed.start("cpu"), view=Counting())
+    assert seen == [1, 2, 3, 4]
+    assert 0 < estimate.seconds_per_step < 10
 
 
 def test_pretraining_is_measured_too(tmp_path):
