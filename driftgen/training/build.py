@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from driftgen.data.images import RealData, open_images
@@ -147,7 +147,7 @@ def check_generator(network: nn.Module, shape: tuple[int, int, int], classes: in
 def load_initial_weights(network: nn.Module, source: str, class_names: Sequence[str]) -> str:
     """Load the weights of a saved generator into ``network``, and return one line about it.
 
-    The class embedding keeps its initial weights if the model was trained on other classes.
+    Classes that the model knows by name keep their embedding, others get new ones, see :func:`_embed_classes`.
     """
     model, _, facts = load_any(source)
     if type(model) is not type(network):
@@ -162,14 +162,17 @@ def load_initial_weights(network: nn.Module, source: str, class_names: Sequence[
             raise InputError(
                 f"init={source}: only {holder} has {name}; set generator.options to those of the model"
             )
-    other = facts.get("class_names")
-    embedding = _class_embedding(network, len(class_names))
-    new = embedding is not None and (
-        weights[embedding].shape != own[embedding].shape
-        or (other is not None and list(other) != list(class_names))
-    )
-    if new and embedding is not None:
-        weights[embedding] = own[embedding]
+    embedding, note = _class_embedding(network, len(class_names)), ""
+    if embedding is not None and weights[embedding].shape[1:] == own[embedding].shape[1:]:
+        # Without names, as many classes are taken for the same ones.
+        same = list(class_names) if len(weights[embedding]) == len(class_names) else []
+        known = list(facts.get("class_names") or same)
+        if known != list(class_names):
+            # The numbers of nameless classes say nothing about them.
+            kept = {name: known.index(name) for name in class_names if name in known and not name.isdecimal()}
+            weights[embedding] = _embed_classes(weights[embedding], own[embedding], class_names, kept)
+            new, total = len(class_names) - len(kept), len(class_names)
+            note = f"; the class embedding is new for {new} of {total} classes"
     for name, tensor in own.items():
         if weights[name].shape != tensor.shape:
             raise InputError(
@@ -177,9 +180,23 @@ def load_initial_weights(network: nn.Module, source: str, class_names: Sequence[
                 f"{list(tensor.shape)}; set data and generator.options to those of the model"
             )
     network.load_state_dict(weights)
-    return f"generator weights from {source}" + (
-        f"; the class embedding is new, for {len(class_names)} other classes" if new else ""
-    )
+    return f"generator weights from {source}{note}"
+
+
+def _embed_classes(
+    trained: Tensor, own: Tensor, class_names: Sequence[str], kept: Mapping[str, int]
+) -> Tensor:
+    """Return the embedding of each class: the row of ``trained`` that ``kept`` names, or a new one.
+
+    New ones are the initial weights ``own``, moved and scaled to the mean and the spread of the trained ones:
+    the network tells classes apart at that scale, which the far smaller initial weights would reach late.
+    """
+    mean, spread = trained.mean(0), trained.std(0, correction=0)
+    embeddings = mean + own * (spread / own.std().clamp(min=1e-12)).clamp(min=1)
+    for row, name in enumerate(class_names):
+        if name in kept:
+            embeddings[row] = trained[kept[name]]
+    return embeddings
 
 
 def _class_embedding(network: nn.Module, classes: int) -> str | None:

@@ -12,7 +12,7 @@ from torch import nn
 import driftgen as dg
 from driftgen import model_io
 from driftgen.data.images import digits
-from driftgen.training.build import build_features
+from driftgen.training.build import build_features, load_initial_weights
 from driftgen.training.config import TrainConfig
 from driftgen.training.recipes import load_recipe
 from driftgen.training.run_changes import resolve
@@ -329,12 +329,47 @@ def test_init_with_other_classes_keeps_all_but_the_class_embedding(tmp_path, cap
     data = (images[chosen], labels[chosen])
     run = dg.train("digits", "b", data=data, generator={"options": MLP}, init="first", **FAST, **frozen)
     printed = capsys.readouterr().err.replace("\n", " ")
-    assert "the class embedding is new, for 3 other classes" in printed
+    assert "the class embedding is new for 3 of 3 classes" in printed
     old, new = (r.pipeline().generator.state_dict() for r in (first, run))
     embedding = "conditioning.classes.weight"
     assert (old[embedding].shape, new[embedding].shape) == ((10, 8), (3, 8))
     for name in old.keys() - {embedding}:
         torch.testing.assert_close(new[name], old[name], atol=1e-4, rtol=0)
+
+
+def with_classes(*names, seed=0):
+    """Return a small network for these classes."""
+    torch.manual_seed(seed)
+    return dg.generators.ImageMLP(num_classes=len(names), **MLP)
+
+
+def test_init_keeps_classes_by_name_and_draws_the_others_like_them():
+    first = with_classes(*"abcdefgh")
+    table = first.conditioning.classes.weight.data
+    table.mul_(50).add_(torch.arange(8.0))  # trained tables are wide, and not around 0
+    dg.DriftPipeline(first, class_names=list("abcdefgh")).save_pretrained("model")
+    names = ["x", "c", *(f"new {i}" for i in range(200)), "a"]
+    second = with_classes(*names, seed=1)
+    line = load_initial_weights(second, "model", names)
+    assert line == "generator weights from model; the class embedding is new for 201 of 203 classes"
+    new = second.conditioning.classes.weight.data
+    torch.testing.assert_close(new[[1, -1]], table[[2, 0]])
+    drawn = new[2:-1]
+    assert ((drawn.mean(0) - table.mean(0)).abs() < 0.3 * table.std(0)).all()
+    ratio = drawn.std(0) / table.std(0, correction=0)
+    assert ratio.min() > 0.7
+    assert ratio.max() < 1.4
+    assert len(torch.unique(new, dim=0)) == 203
+
+
+def test_init_from_one_class_makes_different_classes():
+    first = with_classes("a")
+    dg.DriftPipeline(first, class_names=["a"]).save_pretrained("model")
+    second = with_classes("x", "y", seed=1)
+    load_initial_weights(second, "model", ["x", "y"])
+    x, y = second.conditioning.classes.weight.data
+    assert (x - y).norm() > 0
+    torch.testing.assert_close((x + y) / 2, first.conditioning.classes.weight.data[0], atol=0.1, rtol=0)
 
 
 def test_init_that_does_not_fit_is_one_line():
