@@ -147,7 +147,7 @@ def check_generator(network: nn.Module, shape: tuple[int, int, int], classes: in
 def load_initial_weights(network: nn.Module, source: str, class_names: Sequence[str]) -> str:
     """Load the weights of a saved generator into ``network``, and return one line about it.
 
-    Classes that the model knows by name keep their embedding, others get new ones, see :func:`_embed_classes`.
+    Classes that the model knows by name keep their embedding; :func:`_embed_classes` makes those of others.
     """
     model, _, facts = load_any(source)
     if type(model) is not type(network):
