@@ -18,6 +18,7 @@ ROWS = (
     ("PushT", "diffusion, DDIM, U-Net", "pusht", ["unet-diffusion"], 1),
     ("PushT", "drifting, MLP", "pusht", DRIFTING, 10),
     ("PushT", "diffusion, DDIM, MLP", "pusht", ["diffusion"], 10),
+    ("PushT", "diffusion, DDPM, MLP", "pusht", ["diffusion-ddpm"], 10),
     ("PushT", "regression, MLP", "pusht", ["regression"], 10),
     ("PushT from images", "drifting, U-Net", "pusht-image", ["unet"], 10),
     ("PushT from images", "drifting, MLP", "pusht-image", ["mlp"], 6),
