@@ -4,6 +4,7 @@ import io
 import json
 import lzma
 import shutil
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -24,6 +25,8 @@ def _libraries():
     import_module("matplotlib.pyplot")
     import_module("driftgen.training.run")
     import_module("driftgen.training.policy_task")
+    with suppress(ImportError):
+        import_module("zarr")
 
 
 def pusht_arrays(steps=12):
