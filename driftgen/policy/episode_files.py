@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+import math
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -101,13 +102,12 @@ def _read_zarr(path: Path, wanted: str | None, limit: int | None, subset: str | 
         store = zarr.storage.ZipStore(path, mode="r") if path.is_file() else str(path)
         root: Any = zarr.open_group(store, mode="r")
         members = {f"{group}/{name}": root[group][name] for group in root for name in root[group]}
-        for name, array in members.items():
-            check_memory(f"{path}: {name}", int(np.prod(array.shape, dtype=object)) * array.dtype.itemsize)
         check_chunks(path, members)
     if "meta/episode_ends" not in members:
         raise InputError(f"{path} has no meta/episode_ends: store the end of each episode there")
-    arrays = {key.removeprefix("data/"): a for key, a in members.items() if key.startswith("data/")}
-    return _from_arrays(path, arrays, np.asarray(members["meta/episode_ends"][:]), wanted, limit)
+    stored = {key: _ZarrArray(f"{path}: {key}", array) for key, array in members.items()}
+    arrays = {key.removeprefix("data/"): a for key, a in stored.items() if key.startswith("data/")}
+    return _from_arrays(path, arrays, stored["meta/episode_ends"][:], wanted, limit)
 
 
 def _read_npz(path: Path, wanted: str | None, limit: int | None, subset: str | None) -> Episodes:
@@ -120,6 +120,19 @@ def _read_npz(path: Path, wanted: str | None, limit: int | None, subset: str | N
     if "img" not in arrays and (frames := _frames_beside(path, len(next(iter(arrays.values()), ())))):
         arrays["img"] = frames
     return _from_arrays(path, arrays, ends, wanted, limit)
+
+
+class _ZarrArray:
+    """An array of a zarr store; what is read is compared with the memory before."""
+
+    def __init__(self, where: str, array: Any) -> None:
+        self.where, self.array = where, array
+
+    def __getitem__(self, part: slice) -> NDArray[Any]:
+        count, *rest = self.array.shape or (1,)
+        rows = len(range(*part.indices(count)))
+        check_memory(self.where, rows * math.prod(rest) * self.array.dtype.itemsize)
+        return np.asarray(self.array[part])
 
 
 class _CompressedFrames:

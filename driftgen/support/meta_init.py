@@ -76,11 +76,14 @@ class _LimitSize(TorchFunctionMode):
             self.created += 1
             self.bytes += result.numel() * result.element_size()
             if self.copies * self.bytes > self.memory:
-                what = "the network with its weights" + (", gradients and moments" if self.copies > 1 else "")
-                check_fits(what, self.copies * self.bytes, torch.device("cpu"), "lower its width or depth")
+                self.check()
             if self.created > LARGEST:
                 raise InputError(f"the network has more than {LARGEST:,} tensors: lower its depth")
         return result
+
+    def check(self) -> None:
+        what = "the network with its weights" + (", gradients and moments" if self.copies > 1 else "")
+        check_fits(what, self.copies * self.bytes, torch.device("cpu"), "lower its width or depth")
 
 
 def check_network_size(build: Callable[[], object]) -> None:
@@ -91,8 +94,9 @@ def check_network_size(build: Callable[[], object]) -> None:
     """
     copies = 1 if torch.cuda.is_available() else 4
     try:
-        with torch.random.fork_rng([]), on_meta_device(), _LimitSize(copies):
+        with torch.random.fork_rng([]), on_meta_device(), _LimitSize(copies) as size:
             build()
+        size.check()
     except RuntimeError as error:
         if "overflow" not in str(error) and "numel" not in str(error):
             raise

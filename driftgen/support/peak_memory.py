@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
 import torch
 
 from driftgen.errors import InputError
+from driftgen.support.free_memory import free_memory
 
 __all__ = ["check_fits", "peak_memory", "reset_peak_memory", "show_memory", "total_memory"]
+
+ALWAYS = 1 / 16  # share of the memory that is not compared with what is free: noise is drawn at every step
 
 
 def peak_memory(device: torch.device) -> int | None:
@@ -59,11 +63,20 @@ def total_memory(device: torch.device) -> int | None:
 
 
 def check_fits(what: str, size: int, device: torch.device, advice: str = "lower the sizes") -> None:
-    """Raise, before anything is allocated, if ``size`` bytes exceed the memory of the device."""
+    """Raise, before anything is allocated, if ``size`` bytes exceed the free memory of the device."""
     memory = total_memory(device)
-    if memory is not None and size > memory:
-        owner = "the GPU" if device.type == "cuda" else "the machine"
-        raise InputError(
-            f"{what} takes {show_memory(size)} of memory at least, {owner} has {show_memory(memory)}: "
-            f"{advice}"
-        )
+    if memory is None or size <= ALWAYS * memory:
+        return
+    has = "has"
+    if size <= memory:
+        free = free_memory(device)
+        if free is not None and size > free:
+            gc.collect()  # objects that refer to each other may hold memory that nobody uses
+            free = free_memory(device)
+        if free is None or size <= free:
+            return
+        has = f"has {show_memory(max(free, 0))} free of"
+    owner = "the GPU" if device.type == "cuda" else "the machine"
+    raise InputError(
+        f"{what} takes {show_memory(size)} of memory at least, {owner} {has} {show_memory(memory)}: {advice}"
+    )

@@ -6,6 +6,7 @@ steps that of all, and a step costs no more than these.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ from driftgen.training.build import build_encoder
 from driftgen.training.config import Encoder
 
 __all__ = ["StepEncoders"]
+
+ORDER = 0  # RNG stream id, next to those of the members of a step
 
 
 class _Pool(NamedTuple):
@@ -36,7 +39,8 @@ class StepEncoders:
     Args:
         entries: encoders of the configuration.
         networks: the encoder of each entry, with the weights of its ``path``.
-        per_step: number of entries that a step uses, in turn; None for all.
+        per_step: number of entries that a step uses, in turn; None for all. The order of a round is random:
+            otherwise the steps that are measured, every 10th for example, could all have the same encoder.
         seed: seed and stream of the draws.
 
     Attributes:
@@ -48,7 +52,8 @@ class StepEncoders:
     ) -> None:
         self.count = len(entries)
         self.per_step = self.count if per_step is None else min(per_step, self.count)
-        self.seed, self.used = seed, self.entries(0)
+        self.seed = seed
+        self.used = self.entries(0)
         self.pools = [
             _open(entry, network, f"encoders.{i}.pool") if entry.pool else None
             for i, (entry, network) in enumerate(zip(entries, networks, strict=True))
@@ -64,7 +69,11 @@ class StepEncoders:
         """Return the positions of the entries that a step uses."""
         if self.per_step == self.count:
             return tuple(range(self.count))
-        return tuple(sorted((step * self.per_step + i) % self.count for i in range(self.per_step)))
+        steps = self.count // math.gcd(self.count, self.per_step)  # of a round
+        number, place = divmod(step, steps)
+        order = torch.randperm(steps, generator=derive_generator(*self.seed, number, ORDER))
+        first = int(order[place]) * self.per_step
+        return tuple(sorted((first + i) % self.count for i in range(self.per_step)))
 
     @torch.no_grad()
     def choose(self, step: int) -> None:

@@ -143,6 +143,25 @@ def test_paper(kernel, normalization, launches):
     assert len(launches) == 3
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("gap", [1e2, 1e3, 1e4, 1e5])
+@pytest.mark.parametrize("convention", ["release", "paper"])
+def test_distant_clusters(convention, gap, launches):
+    """The limits that docs/reliability.md states, sample by sample: one origin serves both clusters."""
+    gen, _, pos = samples("random", (20, 0, 16), 5, groups=1)
+    gen[:, 10:] += gap
+    pos[:, 8:] += gap
+    function, temperatures, allowed = {
+        "release": (twin.release_loss, (0.02, 0.05, 0.2), 1e-3),
+        "paper": (twin.paper_loss, (0.1,), 1e-6 * gap),
+    }[convention]
+    _, gradient = run(dg.DriftingLoss(temperatures, convention=convention), gen, pos)
+    best = exact(function, gen, pos, None, temperatures)[-1][0]
+    off = np.linalg.norm(gradient[0].cpu().numpy() - best, axis=1) / np.linalg.norm(best, axis=1)
+    assert off.max() < allowed
+    assert len(launches) == 3
+
+
 @pytest.mark.parametrize("convention", ["release", "paper"])
 def test_weights_may_be_zero(convention, launches):
     """Weights of unconditional negatives are 0 without guidance. Here they are also the nearest samples."""

@@ -4,6 +4,7 @@ import io
 import json
 import lzma
 import shutil
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from PIL import Image
 
 from driftgen import InputError
 from driftgen.policy.episode_files import open_episodes
+from driftgen.support import peak_memory
 
 ENDS = np.array([4, 9, 12])
 
@@ -23,6 +25,8 @@ def _libraries():
     import_module("matplotlib.pyplot")
     import_module("driftgen.training.run")
     import_module("driftgen.training.policy_task")
+    with suppress(ImportError):
+        import_module("zarr")
 
 
 def pusht_arrays(steps=12):
@@ -117,6 +121,16 @@ def test_npz_and_the_frames_beside_it(tmp_path):
     (tmp_path / "pusht_img_u8_12x8x8x3.raw.xz").write_bytes(b"no xz file")
     with pytest.raises(InputError, match="cannot be read"):
         open_episodes(tmp_path, "image")
+
+
+def test_frames_of_a_zarr_that_are_not_read_need_no_memory(tmp_path, monkeypatch):
+    path = write_zarr(tmp_path / "pusht.zarr", pusht_arrays(), ENDS)
+    monkeypatch.setattr(peak_memory, "total_memory", lambda device: 5_000)
+    assert open_episodes(path, "state").steps == ENDS[-1]
+    with pytest.raises(
+        InputError, match=r"pusht\.zarr: data/img takes .* of memory at least, the machine has"
+    ):
+        open_episodes(path, "image")
 
 
 def test_blockpush_zarr(tmp_path):

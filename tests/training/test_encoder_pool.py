@@ -7,6 +7,8 @@ from driftgen.errors import InputError
 from driftgen.features.resnet_mae import ResNetMAE
 from driftgen.model_io import save_model
 from driftgen.support.distributed import Distributed
+from driftgen.training.config import Encoder
+from driftgen.training.encoder_pool import StepEncoders
 from driftgen.training.trainer import Training
 from tests.support.runs import config, final, run
 
@@ -66,15 +68,22 @@ def test_encoders_take_turns(encoders):
     task = Training(config(*turns(*encoders)), cpu)
     for step in (0, 1, 2, 3, 7, 1):
         found = gradient(task, step)
-        assert task.encoders.used == (step % 3,)
-        expected = gradient(Training(config(entry(encoders[step % 3])), cpu), step)
+        (used,) = task.encoders.used
+        assert task.encoders.used == task.encoders.entries(step)
+        expected = gradient(Training(config(entry(encoders[used])), cpu), step)
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     pair = Training(config(*turns(*encoders, per_step=2)), cpu).encoders
-    used = []
-    for step in range(4):
-        pair.choose(step)
-        used.append(pair.used)
-    assert used == [(0, 1), (0, 2), (1, 2), (0, 1)]
+    for first in range(0, 30, 3):  # each round uses each pair once
+        assert {pair.entries(first + i) for i in range(3)} == {(0, 1), (0, 2), (1, 2)}
+
+
+@pytest.mark.parametrize(("count", "every"), [(2, 10), (5, 10), (4, 6), (3, 100)])
+def test_measured_steps_have_all_encoders(count, every):
+    """Even if the steps between two rows of metrics are a multiple of the number of encoders."""
+    entries = [Encoder(kind="mae", path=str(i)) for i in range(count)]
+    turns = StepEncoders(entries, [torch.nn.Identity()] * count, 1, 0, 0)
+    measured = [turns.entries(step) for step in range(every - 1, 40 * every, every)]
+    assert len(set(measured)) == count
 
 
 def test_turns_of_encoders_with_other_features(encoders, tmp_path):
@@ -85,10 +94,13 @@ def test_turns_of_encoders_with_other_features(encoders, tmp_path):
     change = [f"encoders=[{first}, {{path: {tmp_path / 'other'}}}]", "encoders_per_step=1"]
     cpu = Distributed.start("cpu")
     task, single = Training(config(*change), cpu), Training(config(entry(tmp_path / "other")), cpu)
-    for step in (1, 3):
+    steps = {0: [], 1: []}
+    for step in range(4):
+        steps[task.encoders.entries(step)[0]].append(step)
+    for step in steps[1]:
         pairs = zip(gradient(task, step), gradient(single, step), strict=True)
         assert all(torch.equal(a, b) for a, b in pairs)
-    gradient(task, 2)
+    gradient(task, steps[0][0])
     assert task.last[1].generated.keys() != single.last[1].generated.keys()
     finished, view = run(tmp_path / "run", *change, "vectors=2", "optim.steps=4", "output.metrics_every=1")
     assert finished
