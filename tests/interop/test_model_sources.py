@@ -42,7 +42,10 @@ def test_a_home_folder_is_written_as_a_tilde(tmp_path, monkeypatch):
 def test_an_owner_on_the_hub_whose_name_a_folder_has(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "owner").mkdir()
-    fails(lambda: find_model("owner/photos"), "owner holds no run .*; on the Hugging Face Hub: hf://owner/photos")
+    fails(
+        lambda: find_model("owner/photos"),
+        "owner holds no run .*; on the Hugging Face Hub: hf://owner/photos",
+    )
     for name in ("runs/photos", "./photos", f"{tmp_path}/photos"):
         with pytest.raises(dg.InputError) as caught:
             find_model(name)
