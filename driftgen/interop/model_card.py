@@ -116,8 +116,9 @@ def _zeros(observations: Any) -> str:
 def _shape(options: Mapping[str, Any]) -> tuple[int, int, int, int]:
     """Return a shape of images that an encoder takes. Backbones take what those of ImageNet have."""
     channels, patch = options.get("in_channels"), options.get("patchify", 1)
-    known = isinstance(channels, int) and isinstance(patch, int)
-    return (2, channels, 32 * patch, 32 * patch) if known else (2, 3, 224, 224)
+    if isinstance(channels, int) and isinstance(patch, int):
+        return 2, channels, 32 * patch, 32 * patch
+    return 2, 3, 224, 224
 
 
 def saved_source(source: Mapping[str, Any], model: nn.Module, dtype: torch.dtype | None) -> dict[str, Any]:
