@@ -16,6 +16,7 @@ from rich.console import Console
 import driftgen
 from driftgen.cli.options import Device
 from driftgen.support.signals import terminable
+from driftgen.support.user_paths import expand_user
 
 __all__ = [
     "Changes",
@@ -35,6 +36,9 @@ __all__ = [
     "start_training",
     "train",
 ]
+
+RECIPES = Path(driftgen.__file__).parent / "training" / "recipes"
+DATA_PATH = "data.path="
 
 Recipe = Annotated[
     str,
@@ -235,8 +239,7 @@ def start_training(
     options: dict[str, Any],
 ) -> None:
     """Run a training command, or show what it would run with."""
-    paths = [argument, *(c.removeprefix("data.path=") for c in changes if c.startswith("data.path="))]
-    read = next((path for path in reversed(paths) if Path(path).is_dir()), None)
+    read = _folder_of_images(argument, changes)
     if read is not None and not show and os.environ.get("RANK", "0") == "0":
         # Importing PyTorch and reading the images take seconds.
         print(f"reading {read} ...", file=sys.stderr, flush=True)
@@ -262,6 +265,16 @@ def start_training(
         print(run.report)
         if task == "train" and sys.stderr.isatty():
             print(f"sample images: driftgen sample {shlex.quote(str(folder))} -n 16", file=sys.stderr)
+
+
+def _folder_of_images(argument: str, changes: list[str]) -> str | None:
+    """Return the folder of images that a training reads, if it names one; found without PyTorch."""
+    given = [change.removeprefix(DATA_PATH) for change in changes if change.startswith(DATA_PATH)]
+    path = given[-1] if given else argument
+    if not expand_user(path).is_dir():
+        return None
+    is_recipe = not given and (RECIPES / f"{argument}.yaml").is_file()  # also beside a folder of its name
+    return None if is_recipe else path
 
 
 def _dry_run(config: Any, folder: Path, override: bool, device: str | None) -> None:

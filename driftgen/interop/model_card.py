@@ -24,9 +24,11 @@ _GENERATOR = """import driftgen as dg
 pipe = dg.DriftPipeline.from_pretrained({load}
 images = pipe(labels=[0], guidance={guidance:g}, seed=0)  # one network call per image"""
 _ENCODER = """import driftgen as dg
+import torch
 
 encoder = dg.load_model({load}
-features = encoder.features(images)  # images [B, C, H, W] in [-1, 1]"""
+images = torch.zeros({images})  # yours: [B, C, H, W], pixels in [-1, 1]
+features = encoder.features(images)"""
 _POLICY = """import driftgen as dg
 import numpy as np
 
@@ -59,6 +61,7 @@ def model_card(
         load=HERE if place is None else f'"{place}")',
         guidance=guidance,
         observation=_zeros(options.get("observations")),
+        images=", ".join(map(str, _shape(options))),
     )
     rows = "\n".join(f"| {key} | {_option(value)} |" for key, value in options.items())
     told = {key: value for key, value in source.items() if key not in APART}
@@ -108,6 +111,14 @@ def _zeros(observations: Any) -> str:
         f'"{key}": np.zeros({list(shape)}, np.{"uint8" if len(shape) == 3 else "float32"})'
         for key, shape in shapes.items()
     )
+
+
+def _shape(options: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    """Return a shape of images that an encoder takes. Backbones take what those of ImageNet have."""
+    channels, patch = options.get("in_channels"), options.get("patchify", 1)
+    if isinstance(channels, int) and isinstance(patch, int):
+        return 2, channels, 32 * patch, 32 * patch
+    return 2, 3, 224, 224
 
 
 def saved_source(source: Mapping[str, Any], model: nn.Module, dtype: torch.dtype | None) -> dict[str, Any]:

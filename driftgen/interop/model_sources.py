@@ -26,13 +26,16 @@ def find_model(source: str, weights: str | None = None) -> Path:
     ``owner/repository``, or ``hf://name``. ``weights`` is one of
     :func:`~driftgen.interop.run_models.weight_sets`; a run's first average if None.
     """
-    folder = Path(source)
+    folder = expand_user(source)
     packaged = find_packaged(source)
     if packaged is not None and not _is_model(folder):  # a folder of this name may hold anything else
         folder = packaged
     elif source.startswith("hf://") or not folder.exists():
         if is_missing_folder(source):
-            raise InputError(f"{source} not found: {_neighbors(expand_user(source))}", topic="not-found")
+            # A name on the Hub whose owner is also the name of a folder here.
+            online = hub.is_hub_name(source) and not source.startswith("runs/")
+            advice = f"; on the Hugging Face Hub: hf://{source}" if online else ""
+            raise InputError(f"{source} not found: {_neighbors(folder)}{advice}", topic="not-found")
         if not hub.is_hub_name(source):
             raise InputError(
                 f"{source} does not exist: give a folder, owner/repository, hf://name, or a model of the "

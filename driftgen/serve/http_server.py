@@ -59,7 +59,8 @@ class ServeOptions:
             ("timeout", self.timeout, 1, 86400),
         ):
             if not least <= value <= most:
-                raise InputError(f"--{name}={value:g} must be from {least:g} to {most:g}")
+                shown = f"{value:g}" if isinstance(value, float) else value
+                raise InputError(f"--{name}={shown} must be from {least} to {most}")
         token = self.limits.token
         if token is not None and (
             not token or not token.isascii() or not token.isprintable() or " " in token

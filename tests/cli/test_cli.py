@@ -122,3 +122,22 @@ def test_import_is_light():
     seconds, *modules = done.stdout.split()
     assert not {"matplotlib", "transformers", "diffusers", "typer", "rich"} & set(modules)
     assert float(seconds) < 1.0  # about 0.3 s beyond importing torch on an idle machine
+
+
+def test_a_folder_of_images_is_named_before_it_is_read(here, tmp_path, monkeypatch):
+    """Not one that has the name of the recipe."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("digits", "photos"):
+        (tmp_path / name).mkdir()
+    wrong = ("--set", "nothing=1")
+    for words, read in (
+        (["digits"], ""),
+        (["digits/"], "reading digits/ ...\n"),
+        (["photos"], "reading photos ...\n"),
+        (["folder", "--set", "data.path=~/photos"], "reading ~/photos ...\n"),
+        (["photos", "--set", "data.path=photos.npz"], ""),
+    ):
+        done = here("train", *words, *wrong)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"{read}driftgen: error: nothing is not known"), words

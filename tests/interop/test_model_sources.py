@@ -30,3 +30,23 @@ def test_a_missing_folder_is_not_looked_up_on_the_hub(tmp_path, monkeypatch):
     with pytest.raises(dg.InputError, match="no run or model"):
         dg.load_model("./owner/photos")
     assert asked == ["owner/photos"]
+
+
+def test_a_home_folder_is_written_as_a_tilde(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    dg.save_model(dg.load_model(find_packaged("digits")), tmp_path / "photos")
+    assert find_model("~/photos") == tmp_path / "photos"
+    fails(lambda: find_model("~/photo"), "^~/photo not found: .* has photos\n")
+
+
+def test_an_owner_on_the_hub_whose_name_a_folder_has(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner").mkdir()
+    fails(
+        lambda: find_model("owner/photos"),
+        "owner holds no run .*; on the Hugging Face Hub: hf://owner/photos",
+    )
+    for name in ("runs/photos", "./photos", f"{tmp_path}/photos"):
+        with pytest.raises(dg.InputError) as caught:
+            find_model(name)
+        assert "hf://" not in str(caught.value)

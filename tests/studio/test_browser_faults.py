@@ -58,6 +58,58 @@ def trouble(browser, url, script=None):
     return text
 
 
+def test_a_failed_request_is_told_until_one_of_its_kind_succeeds(browser, serve, folder_of, tmp_path):
+    folder = shutil.copytree(folder_of("digits")[1], tmp_path / "page")
+    worker = folder / "browser" / "worker.mjs"
+    text = worker.read_text(encoding="utf-8")
+    for line, failure in (
+        (
+            "  if (id !== latest) return;\n",
+            "  if (seed === 13) throw new Error('ERROR_MESSAGE: no room\\nat x');\n",
+        ),
+        ("  const key = [seed, left, right].join();\n", "  if (seed === 14) throw 7;\n"),
+    ):
+        assert text.count(line) == 1
+        text = text.replace(line, line + failure)
+    worker.write_text(text, encoding="utf-8")
+    errors = []
+    context = browser.new_context()
+    page = context.new_page()
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(serve(folder))
+
+    def choose(seed, condition):
+        page.fill("#seed", str(seed))
+        page.wait_for_function(condition, timeout=60_000)
+
+    shown, done = "!document.getElementById('trouble').hidden", "page.images.length === page.settings.number"
+    page.wait_for_function(f"page.ready && {done} && page.walk.last", timeout=60_000)
+    assert page.is_hidden("#trouble")
+    frames = page.evaluate("page.walk.last")
+    choose(13, shown)
+    assert page.inner_text("#trouble") == "no room"
+    assert page.is_visible("#grid")  # other requests still work
+    assert page.get_attribute(".stage", "aria-busy") == "false"
+    assert page.is_disabled("#download")  # the sheet would be blank
+    page.wait_for_function("page.walk.dirty === false && !page.walk.waiting && page.walk.last")
+    assert frames["pixels"] != page.evaluate("page.walk.last.pixels")
+    assert page.is_visible("#trouble")  # the walk goes on with the new seed, the images are still missing
+    choose(5, f"page.settings.seed === 5 && {done}")
+    assert page.is_hidden("#trouble")
+    assert page.is_enabled("#download")
+    page.click("#play")
+    choose(14, shown)
+    assert page.inner_text("#trouble") == "out of memory, or the file is damaged."
+    assert page.inner_text("#play") == "Play"
+    page.wait_for_function(done)
+    assert page.is_visible("#trouble")
+    choose(6, f"!({shown})")
+    page.click("#play")
+    page.wait_for_function("page.walk.playing && page.walk.frames.length > 2", timeout=60_000)
+    context.close()
+    assert not errors
+
+
 def test_no_webassembly(browser, serve, folder_of):
     text = trouble(browser, serve(folder_of("digits")[1]), "delete globalThis.WebAssembly")
     assert text.startswith("This browser lacks WebAssembly with SIMD")

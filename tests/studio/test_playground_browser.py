@@ -260,3 +260,27 @@ def test_odd_links_open_the_page(visit):
         page.click("#once")
         time.sleep(0.2)
         assert page.evaluate("playground.settings.target") == "bimodal"
+
+
+def test_a_step_that_fails_is_told_and_the_next_one_runs(browser, tmp_path):
+    text = PLAYGROUND.read_text(encoding="utf-8")
+    line = "  if (!current) return;\n"
+    assert text.count(line) == 1
+    copy = tmp_path / "playground.html"
+    failure = "  if (data.settings?.step === 2) throw new Error('no room');\n"
+    copy.write_text(text.replace(line, line + failure), encoding="utf-8")
+    page = browser.new_page()
+    page.goto(copy.as_uri())
+    until(page, "playground.report.x.length === 1000")
+    page.click("#play")
+    until(page, "playground.report.steps >= 3")
+    page.fill("#step", "2")
+    until(page, "!playground.playing")
+    assert page.inner_text("#status") == "The computation failed: Uncaught Error: no room"
+    assert page.inner_text("#play") == "Play"
+    until(page, "playground.waiting === 0")
+    page.fill("#step", "1")
+    steps = page.evaluate("playground.report.steps")
+    page.click("#play")
+    until(page, f"playground.playing && playground.report.steps > {steps + 3}")
+    page.context.close()

@@ -148,11 +148,18 @@ def test_train_from_a_folder_close_the_page_and_stop(visit, studio):
     page.wait_for_function(f"({lines}) !== {json.dumps(page.evaluate(lines))}")
     assert "stop it first" in page.text_content("#job-told")  # while the training prints
     page.context.close()
+    other = visit("Train")
+    choose(other, "#data", "shapes")
+    other.click("#start")
+    other.wait_for_function("document.querySelector('#job-told').textContent.includes('stop it first')")
     page = visit("Train")
     page.wait_for_function("document.querySelector('#job').textContent.includes('has been training since')")
     page.click("#stop")
     page.wait_for_function("document.querySelector('#job').textContent.includes('asked to stop')")
     page.wait_for_function("document.querySelector('#job').textContent.includes('was stopped')")
+    other.wait_for_function("document.querySelector('#job').textContent.includes('was stopped')")
+    # Another training may start now.
+    other.wait_for_function("!document.querySelector('#job-told').textContent.trim()", timeout=5000)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from driftgen.report.terminal import facts_text
 from driftgen.studio.app.tab_html import show_folder, show_job
 from driftgen.studio.folder_check import (
     TrainCommand,
@@ -207,6 +208,15 @@ def test_the_cost_of_a_run_is_estimated(folders):
     for word in ("time", "memory", "disk", "only the first steps were run, nothing was written"):
         assert word in text
     assert not plan.out.exists()
+
+
+def test_an_estimate_of_two_parts_is_shown_as_it_was_printed(folders, monkeypatch):
+    parts = [{"part 1 of 2": "encoder", "time": "1 min"}, {"part 2 of 2": "generator", "time": "2 min"}]
+    texts = [facts_text(rows).plain for rows in (*parts, {"both parts": "3 min"})]
+    printed = f"{texts[0]}\n\n{texts[1]}\n\n{texts[2]}\n"
+    done = subprocess.CompletedProcess([], 0, printed, "")
+    monkeypatch.setattr(subprocess, "run", lambda *words, **options: done)
+    assert measure_cost(TrainCommand((), folders.runs)) == printed.strip()
 
 
 def test_an_estimate_that_fails_is_one_line(folders):

@@ -98,9 +98,13 @@ def build_train_tab(gr: Any, tab: Any, timer: Any, workshop: Workshop) -> None:
             return say_errors(error), html, html
         return "", html, html
 
-    def watch(before: str) -> tuple[Any, Any]:
-        html = show_job(workshop.job.state())
-        return (gr.skip(), gr.skip()) if html == before else (html, html)
+    def watch(before: str) -> tuple[Any, Any, Any]:
+        state = workshop.job.state()
+        html = show_job(state)
+        if html == before:
+            return gr.skip(), gr.skip(), gr.skip()
+        # A training that ends also ends the reason why another one was refused.
+        return (gr.skip() if state.running else ""), html, html
 
     hidden = {"api_visibility": "private"}
     # One event with three triggers, so that one question is under way: of two, the older answer could come
@@ -117,9 +121,9 @@ def build_train_tab(gr: Any, tab: Any, timer: Any, workshop: Workshop) -> None:
     check.click(look, data, output, api_name="check")
     cost.click(estimate, inputs, estimated, api_name="estimate", concurrency_limit=1)
     # One at a time, so that the newest state of the training is the last to arrive. A refusal has a place of
-    # its own, which the timer leaves alone.
+    # its own, which the timer leaves alone while a training prints.
     queue = {"concurrency_limit": 1, "concurrency_id": "training"}
     tab.select(open_tab, None, [data, job, shown], **hidden, **queue)
     start.click(begin, inputs, [told, job, shown], api_name="train", **queue)
     stop.click(end, None, [told, job, shown], api_name="stop", **queue)
-    timer.tick(watch, shown, [job, shown], show_progress="hidden", **hidden, **queue)
+    timer.tick(watch, shown, [told, job, shown], show_progress="hidden", **hidden, **queue)

@@ -98,6 +98,7 @@ function receiveImages({ id, number, first, labels, pixels, values, spent, calls
     return;
   }
   document.querySelector(".stage").ariaBusy = "false";
+  element("download").disabled = false;
   const passes = calls === 1 ? "one network call" : `${calls} network calls`;
   say(
     number === 1
@@ -230,6 +231,7 @@ const RECEIVE = {
   frame: receiveFrame,
   failed: ({ text, during }) => {
     if (during === "frame") state.walk.waiting = false;
+    if (during === "generate") element("download").disabled = true; // until there are images again
     fail(text, during);
   },
 };
