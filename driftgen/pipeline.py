@@ -42,6 +42,9 @@ Output = Literal["pil", "tensor", "numpy", "latent"]
 OUTPUTS = ("pil", "tensor", "numpy", "latent")
 # Batches that a device is given before the host handles the results of the last one: a GPU never waits.
 AHEAD = {"cuda": 1}
+# Rows of the parts of a captured call that has one batch: the noise of a part is drawn while the device
+# computes the one before. Calls that are not captured are host-bound, so more of them would take longer.
+SPLIT = {"cuda": 64}
 
 
 class DriftPipeline:
@@ -185,8 +188,9 @@ class DriftPipeline:
         """Compile the blocks of the generator in place, and return the pipeline.
 
         Images change by rounding only, as they do between batch sizes. All batches of a call are padded to
-        one size: ``batch_size``, or the next power of two for fewer samples. The first call of each size
-        compiles, which takes about a minute.
+        one size: ``batch_size``, or the next power of two for fewer samples; with graphs, a call of one batch
+        is split into batches of 64 from 128 samples on. The first call of each size compiles, which takes
+        about a minute.
 
         Args:
             graphs: on an NVIDIA GPU, capture the network call in a CUDA graph and replay it. Move such a
@@ -276,8 +280,9 @@ class DriftPipeline:
         rng.seed() if seed is None else rng.manual_seed(int(seed))
         for start in range(0, skip, self.batch_size):
             self._noise(min(skip - start, self.batch_size), rng)
-        size = padded_size(len(labels) - skip, self.batch_size)
-        parts = [labels[i : i + self.batch_size] for i in range(skip, len(labels), self.batch_size)]
+        batch = self._batch(len(labels) - skip)
+        size = padded_size(len(labels) - skip, batch)
+        parts = [labels[i : i + batch] for i in range(skip, len(labels), batch)]
         noise = self._noise(len(parts[0]), rng) if parts else None
         ahead = AHEAD.get(self.device.type, 0)
         launched: deque[HostCopy] = deque()
@@ -367,6 +372,13 @@ class DriftPipeline:
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
             return hub.upload(Path(folder), repository, private=private, token=token)
+
+    def _batch(self, count: int) -> int:
+        """Return the batch size of a call."""
+        rows = SPLIT.get(self.device.type)
+        if rows is None or self._call is None or self._call.graphed is None:
+            return self.batch_size
+        return rows if 2 * rows <= count <= self.batch_size else self.batch_size
 
     # In inference mode like the network call: other tensors would trigger a second compilation.
     @torch.inference_mode()

@@ -69,6 +69,23 @@ def test_images_of_a_seed_do_not_change():
     assert list(pipe.stream([1] * 3, seed=3, skip=3)) == []
 
 
+def test_the_only_batch_of_a_captured_call_is_split(monkeypatch):
+    network = small()
+    want = dg.DriftPipeline(network, batch_size=9)(1, num_images=9, seed=3, output="tensor")
+    pipe = dg.DriftPipeline(network, batch_size=9).capture()
+    rows = []
+    network.register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
+    monkeypatch.setattr(pipeline, "SPLIT", {"cpu": 4})
+    for n, expected in ((9, [4, 4, 4]), (8, [4, 4]), (7, [8]), (10, [9, 9])):
+        rows.clear()
+        got = pipe(1, num_images=n, seed=3, output="tensor")
+        assert rows == expected
+        torch.testing.assert_close(got[:9], want[:n], rtol=0, atol=1e-5)
+    rows.clear()
+    dg.DriftPipeline(network, batch_size=9)(1, num_images=9)  # not captured: host-bound
+    assert rows == [9]
+
+
 @pytest.mark.parametrize(
     ("count", "most", "size"), [(1, 8, 1), (2, 8, 2), (3, 8, 4), (5, 6, 6), (8, 8, 8), (99, 8, 8), (1, 1, 1)]
 )
