@@ -376,20 +376,22 @@ def identifiability(results: Results) -> str:
 
 def first_hour(results: Results) -> str:
     """The size ``tiny`` on real photos: time, and how the samples compare with held-out photos."""
-    record = results.load("first-hour/evaluation.json")
-    rows = [
-        ("time, encoder included", fill("{minutes:.0f} minutes", record)),
+    records = [results.load(f"first-hour/{name}evaluation.json") for name in ("", "init-cifar10/")]
+    header = ("{photos}", "`tiny`; {hardware}", "`tiny --init cifar10`; {hardware}")
+    cells = (
+        ("time, encoder included", "{minutes:.0f} minutes"),
         (
-            "samples nearest to held-out photos of their class",
-            fill("{figures[agreement]:.0%}", record)
-            + fill("; held-out photos themselves {figures[agreement of held-out photos]:.0%}", record)
-            + fill(", chance {figures[chance]:.0%}", record),
+            "samples nearest to held-out photos of their class (those themselves "
+            "{figures[agreement of held-out photos]:.0%}, chance {figures[chance]:.0%})",
+            "{figures[agreement]:.0%}",
         ),
-        ("diversity, 1 for that of the photos", fill("{figures[diversity]:.2f}", record)),
+        ("diversity, 1 for that of the photos", "{figures[diversity]:.2f}"),
         (
-            "near copies of training photos",
-            fill("{figures[near copies]:.0%}", record)
-            + fill("; among held-out photos {figures[near copies among held-out photos]:.0%}", record),
+            "near copies of training photos (among held-out photos "
+            "{figures[near copies among held-out photos]:.0%})",
+            "{figures[near copies]:.0%}",
         ),
-    ]
-    return markdown(("", fill("{photos}; {hardware}", record)), rows)
+    )
+    rows = [(fill(name, records[0]), *(fill(text, record) for record in records)) for name, text in cells]
+    columns = [fill(text, record) for text, record in zip(header, [records[0], *records], strict=True)]
+    return markdown(columns, rows)

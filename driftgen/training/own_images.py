@@ -44,9 +44,10 @@ Config = RunConfig
 SIZE, REASON, AUGMENTATION, ENCODER = "size", "reason of the size", "augmentation", "encoder"
 GENERATOR = "generator"
 TIME = "time"  # of both parts, at a size as it is
+EXPECT = "expect"  # of a size
 WARNING = "warning about the encoder"
 # Changes that leave the time of a size as it is.
-TIMELESS = ("data.path=", "data.augment", "data.conditional", "seed=", "output.")
+TIMELESS = ("data.path=", "data.augment", "data.conditional", "seed=", "output.", "init=")
 NEXT = "next"  # the run that an encoder is pretrained for
 
 
@@ -137,16 +138,18 @@ def plan(
         place = choose_device(device)
         named = data is not None or load_recipe(name, overrides, task).data.path is not None
         choice = choose_size(place, (lambda s: _measure(s, overrides, place, data)) if named else None)
-    chosen = {SIZE: choice.value, REASON: choice.reason}
-    if size_time(choice.value) and all(override.startswith(TIMELESS) for override in overrides):
-        chosen[TIME] = size_time(choice.value)
     sized = size_overrides(name, choice.value)
     config = load_recipe(name, [*sized, *overrides], task)
-    same = _generator_of_init(config, overrides, folder)
+    same, init = _generator_of_init(config, overrides, folder), None
     if same:
-        sized = [*sized, *same]
+        init = getattr(config, "init", None)
+        sized = [*size_overrides(name, choice.value, init), *same]
         config = load_recipe(name, [*sized, *overrides], task)
-        chosen[GENERATOR] = f"as in {getattr(config, 'init', None)}, whose weights the run starts from"
+    chosen = {SIZE: choice.value, REASON: choice.reason, EXPECT: size_note(choice.value, init)}
+    if init is not None:
+        chosen[GENERATOR] = f"as in {init}, whose weights the run starts from"
+    if size_time(choice.value, init) and all(override.startswith(TIMELESS) for override in overrides):
+        chosen[TIME] = size_time(choice.value, init)
     least = _smallest_class(config, data)
     own = any(override.startswith("data.augment") for override in overrides)
     if least is not None and least < few_images_limit(choice.value) and few_images(name) and not own:
@@ -170,7 +173,8 @@ def notes(config: Config, folder: Path) -> list[str]:
     if SIZE in chosen:
         time = f"{chosen[TIME]}. " if TIME in chosen else ""
         pixels = f"{getattr(config.data, 'size', None)} pixels{', ' if time else '. '}"
-        lines.append(f"size {chosen[SIZE]} ({chosen[REASON]}): {pixels}{time}{size_note(chosen[SIZE])}")
+        note = chosen.get(EXPECT) or size_note(chosen[SIZE])  # runs of earlier versions have none
+        lines.append(f"size {chosen[SIZE]} ({chosen[REASON]}): {pixels}{time}{note}")
     if GENERATOR in chosen:
         lines.append(f"generator {chosen[GENERATOR]}")
     if AUGMENTATION in chosen and config.task == "train":

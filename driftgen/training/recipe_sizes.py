@@ -42,13 +42,16 @@ class Choice(NamedTuple):
     reason: str
 
 
-def size_overrides(recipe: str, size: str) -> list[str]:
-    """Return the changes that a size makes to a recipe, as ``key=value`` with the value in JSON."""
+def size_overrides(recipe: str, size: str, init: str | None = None) -> list[str]:
+    """Return the changes that a size makes to a recipe, as ``key=value`` with the value in JSON.
+
+    ``init`` is the model whose weights and generator a run starts from: some have values of their own.
+    """
     if recipe not in SIZED:
         raise InputError(f"size={size}: the recipe {recipe} has one size; {' and '.join(SIZED)} have several")
     if size not in SIZES[1:]:
         raise InputError(f"size={size} is not known: choose from {', '.join(SIZES)}")
-    return _overrides(_read()[size].get(recipe, {}))
+    return _overrides(_read()[size].get(recipe, {})) + _overrides(_of_init(size, init).get(recipe, {}))
 
 
 def few_images(recipe: str) -> list[str]:
@@ -62,14 +65,14 @@ def few_images_limit(size: str | None = None) -> int:
     return int(below if size is None else _read()[size].get("few_images_below", below))
 
 
-def size_note(size: str) -> str:
+def size_note(size: str, init: str | None = None) -> str:
     """Return what to expect of a size."""
-    return str(_read()[size]["expect"])
+    return str({**_read()[size], **_of_init(size, init)}["expect"])
 
 
-def size_time(size: str) -> str:
+def size_time(size: str, init: str | None = None) -> str:
     """Return how long a size takes, encoder and generator together; "" if its file does not say."""
-    return str(_read()[size].get("time", ""))
+    return str((_read()[size] if init is None else _of_init(size, init)).get("time", ""))
 
 
 def choose_size(
@@ -111,6 +114,11 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _of_init(size: str, init: str | None) -> dict[str, Any]:
+    values: dict[str, Any] = _read()[size].get("init", {}).get(init, {})
+    return values
 
 
 def _overrides(values: Mapping[str, Any]) -> list[str]:

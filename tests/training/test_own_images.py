@@ -166,6 +166,25 @@ def test_init_brings_its_generator_and_its_image_size(shipped):
     assert plan("train", "folder", own, size="tiny", device="cpu").generator.kind == "mlp"
 
 
+def test_init_may_have_values_of_its_own(shipped):
+    text = recipe_sizes.FILE.read_text()
+    values = "  init:\n    shipped:\n      time: an hour\n      expect: shapes\n"
+    values += "      folder: {batch.generated: 3, optim.lr: 0.5}\n"
+    recipe_sizes.FILE.write_text(text.replace("  mae-folder:\n", values + "  mae-folder:\n", 1))
+    recipe_sizes._read.cache_clear()
+    init = ["data.path=photos", "init=shipped"]
+    config = plan("train", "folder", init, size="tiny", device="cpu")
+    assert (config.batch.generated, config.optim.lr, config.optim.steps) == (3, 0.5, 2)
+    assert "16 pixels, an hour. shapes" in "".join(notes(config, Path("runs/x")))
+    config = plan("train", "folder", [*init, "optim.lr=0.25"], size="tiny", device="cpu")
+    assert (config.batch.generated, config.optim.lr) == (3, 0.25)
+    assert "16 pixels. shapes" in "".join(notes(config, Path("runs/x")))
+    for other in ([*init, "generator.options.depth=2"], init[:1]):
+        config = plan("train", "folder", other, size="tiny", device="cpu")
+        assert config.batch.generated == 2
+        assert "nothing" in "".join(notes(config, Path("runs/x")))
+
+
 def test_a_model_of_the_package_is_named(photos):
     config = plan("train", "folder", ["data.path=photos", "init=digits"], size="tiny", device="cpu")
     assert (config.generator.kind, config.data.size, config.data.channels) == ("mlp", 8, 1)
