@@ -10,10 +10,10 @@
 #   pretrained    EfficientNet-lite0 with ImageNet weights, DATA/efficientnet-lite0.safetensors: a figure to be
 #                 labeled so.
 #
-# DATA also holds train.npz and inception.pt. The generator starts from the shipped weights, or those in DATA/init,
-# and ends with its schedule near MINUTES after the start. Its weights in 8 bits, their figures and the encoders in
-# 8 bits are written to OUT. GENERATED is the number of samples per class. STEPS, MORE and MORE_ENCODER are for
-# trials.
+# DATA also holds train.npz and inception.pt. The generator starts from the shipped weights, from those in DATA/init,
+# or, with INIT=none, from random weights with the learning rate of the recipe. It ends with its schedule near MINUTES
+# after the start. Its weights in 8 bits, their figures and the encoders in 8 bits are written to OUT. GENERATED is
+# the number of samples per class. STEPS, MORE and MORE_ENCODER are for trials.
 set -uo pipefail
 data=$1 out=$2 end=$((SECONDS + 60 * ${3:-24}))
 tree=$(cd "$(dirname "$0")/../.." && pwd)
@@ -46,8 +46,11 @@ wait
 
 init=cifar10
 [ -e "$data/init" ] && init=$data/init
-arguments=(cifar10 --init "$init" --set data.path="$data/train.npz" --set "encoders=[$entries]"
-  --set optim.lr=2e-3 --set optim.warmup=100 --set optim.decay_share=0.6 --set output.eval_every="${EVERY:-1500}"
+init=${INIT:-$init}
+start=(--init "$init" --set optim.lr=2e-3 --set optim.warmup=100 --set optim.decay_share=0.6)
+[ "$init" = none ] && start=()
+arguments=(cifar10 "${start[@]}" --set data.path="$data/train.npz" --set "encoders=[$entries]"
+  --set output.eval_every="${EVERY:-1500}"
   --set output.sample_guidance=1.5 --set output.eval_encoder="$data/inception.pt"
   --set output.eval_reference="$out/stats.safetensors" --set output.eval_samples=10000
   --set batch.generated="${GENERATED:=64}" --set encoders_per_step="${PER_STEP:-null}")
