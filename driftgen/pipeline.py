@@ -42,9 +42,6 @@ Output = Literal["pil", "tensor", "numpy", "latent"]
 OUTPUTS = ("pil", "tensor", "numpy", "latent")
 # Batches that a device is given before the host handles the results of the last one: a GPU never waits.
 AHEAD = {"cuda": 1}
-# Rows of the parts of a captured call that has one batch: the noise of a part is drawn while the device
-# computes the one before. Calls that are not captured are host-bound, so more of them would take longer.
-SPLIT = {"cuda": 64}
 
 
 class DriftPipeline:
@@ -152,9 +149,7 @@ class DriftPipeline:
             if isinstance(model, PolicyNetwork):
                 advice = f"driftgen policy rollout {source}, or DriftingPolicy.from_pretrained in Python"
                 raise InputError(f"{source} is a policy, not a generator: {advice}")
-            raise InputError(
-                f"{source} is an encoder ({type(model).__name__}), not a generator: give a generator"
-            )
+            raise InputError(f"{source} is an encoder ({type(model).__name__}), not a generator: give one")
         options, official = facts.pop("tokenizer", None), facts.pop("official", None)
         # Outside the next block, whose messages blame the file.
         check_tokenizer(tokenizer, getattr(getattr(model, "config", None), "in_channels", None))
@@ -280,17 +275,17 @@ class DriftPipeline:
         rng.seed() if seed is None else rng.manual_seed(int(seed))
         for start in range(0, skip, self.batch_size):
             self._noise(min(skip - start, self.batch_size), rng)
-        batch = self._batch(len(labels) - skip)
-        size = padded_size(len(labels) - skip, batch)
+        left = len(labels) - skip
+        batch = self.batch_size if self._call is None else self._call.rows(left, self.batch_size)
+        size = padded_size(left, batch)
         parts = [labels[i : i + batch] for i in range(skip, len(labels), batch)]
         noise = self._noise(len(parts[0]), rng) if parts else None
-        ahead = AHEAD.get(self.device.type, 0)
         launched: deque[HostCopy] = deque()
         for part, following in itertools.zip_longest(parts, parts[1:]):
             launched.append(self._launch(part, [alpha] * len(part), noise, size, output))
             if following:
                 noise = self._noise(len(following), rng)  # while the GPU computes the samples
-            if len(launched) > ahead:
+            if len(launched) > AHEAD.get(self.device.type, 0):
                 yield self._finished(launched.popleft(), output)
         while launched:
             yield self._finished(launched.popleft(), output)
@@ -372,13 +367,6 @@ class DriftPipeline:
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
             return hub.upload(Path(folder), repository, private=private, token=token)
-
-    def _batch(self, count: int) -> int:
-        """Return the batch size of a call."""
-        rows = SPLIT.get(self.device.type)
-        if rows is None or self._call is None or self._call.graphed is None:
-            return self.batch_size
-        return rows if 2 * rows <= count <= self.batch_size else self.batch_size
 
     # In inference mode like the network call: other tensors would trigger a second compilation.
     @torch.inference_mode()

@@ -15,6 +15,10 @@ from driftgen.ops.padding import pad_rows
 
 __all__ = ["BatchedCall"]
 
+# Rows of the parts of a captured call that has one batch: the noise of a part is drawn while the device
+# computes the one before. Calls that are not captured are host-bound, so more of them would take longer.
+SPLIT = {"cuda": 64}
+
 
 class BatchedCall:
     """x = f(ε, c, α) in float32, with batches padded to given sizes.
@@ -44,6 +48,13 @@ class BatchedCall:
         except torch._dynamo.exc.TorchDynamoException as error:
             raise _not_compiled(error) from None
         return samples[: len(labels)]
+
+    def rows(self, count: int, most: int) -> int:
+        """Return the batch size of a call with ``count`` samples, at most ``most``."""
+        rows = SPLIT.get(next(self.generator.parameters()).device.type)
+        if rows is None or self.graphed is None:
+            return most
+        return rows if 2 * rows <= count <= most else most
 
     def forget(self) -> None:
         """Drop all captured graphs, when the weights move."""
