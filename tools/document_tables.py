@@ -376,8 +376,8 @@ def identifiability(results: Results) -> str:
 
 def first_hour(results: Results) -> str:
     """The size ``tiny`` on real photos: time, and how the samples compare with held-out photos."""
-    records = [results.load(f"first-hour/{name}evaluation.json") for name in ("", "init-cifar10/")]
-    header = ("{photos}", "`tiny`; {hardware}", "`tiny --init cifar10`; {hardware}")
+    records = [results.load(f"first-hour/{name}evaluation.json") for name in ("", "random-weights/")]
+    header = ("{photos}", "`tiny`; {hardware}", "`tiny`, `init=null`; {hardware}")
     cells = (
         ("time, encoder included", "{minutes:.0f} minutes"),
         (

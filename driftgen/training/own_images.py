@@ -32,6 +32,7 @@ from driftgen.training.recipe_sizes import (
     few_images_limit,
     size_note,
     size_overrides,
+    size_start,
     size_time,
 )
 from driftgen.training.recipes import Command, RunConfig, load_recipe, recipe_names
@@ -48,6 +49,8 @@ EXPECT = "expect"  # of a size
 WARNING = "warning about the encoder"
 # Changes that leave the time of a size as it is.
 TIMELESS = ("data.path=", "data.augment", "data.conditional", "seed=", "output.", "init=")
+# Changes of users who choose the initial weights, a network or a shape of their own.
+OWN_START = ("init=", "generator", "tokenizer", "data.size=", "data.channels=", "data.kind=")
 NEXT = "next"  # the run that an encoder is pretrained for
 
 
@@ -140,6 +143,10 @@ def plan(
         choice = choose_size(place, (lambda s: _measure(s, overrides, place, data)) if named else None)
     sized = size_overrides(name, choice.value)
     config = load_recipe(name, [*sized, *overrides], task)
+    start = _initial_model(config, choice.value, overrides, folder)
+    if start:
+        overrides = [*start, *overrides]
+        config = load_recipe(name, [*sized, *overrides], task)
     same, init = _generator_of_init(config, overrides, folder), None
     if same:
         init = getattr(config, "init", None)
@@ -188,6 +195,22 @@ def _recorded_size(folder: Path | None) -> Choice | None:
         return None
     chosen = getattr(load_recipe(folder / CONFIG), "chosen", {})
     return Choice(chosen[SIZE], chosen[REASON]) if SIZE in chosen else None
+
+
+def _initial_model(config: Config, size: str, overrides: Sequence[str], folder: Path | None) -> list[str]:
+    """Return the change that starts a run on image files from the model that its size names.
+
+    A run that resumes keeps the model that it started from, or none.
+    """
+    if not isinstance(config, TrainConfig) or config.data.path is None:
+        return []
+    if folder is not None and (folder / CONFIG).is_file():
+        recorded = load_recipe(folder / CONFIG, task="train")
+        return [f"init={json.dumps(getattr(recorded, 'init', None))}"]
+    start = size_start(size)
+    if start is None or any(override.startswith(OWN_START) for override in overrides):
+        return []
+    return [f"init={json.dumps(start)}"]
 
 
 def _generator_of_init(config: Config, overrides: Sequence[str], folder: Path | None) -> list[str]:

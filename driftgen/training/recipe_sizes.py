@@ -23,6 +23,7 @@ __all__ = [
     "few_images_limit",
     "size_note",
     "size_overrides",
+    "size_start",
     "size_time",
 ]
 
@@ -73,6 +74,12 @@ def size_note(size: str, init: str | None = None) -> str:
 def size_time(size: str, init: str | None = None) -> str:
     """Return how long a size takes, encoder and generator together; "" if its file does not say."""
     return str((_read()[size] if init is None else _of_init(size, init)).get("time", ""))
+
+
+def size_start(size: str) -> str | None:
+    """Return the model whose weights a run of a size starts from; None for random weights."""
+    start: str | None = _read()[size].get("start")
+    return start
 
 
 def choose_size(

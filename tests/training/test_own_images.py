@@ -16,7 +16,7 @@ from driftgen.errors import InputError
 from driftgen.training import recipe_sizes
 from driftgen.training.own_images import _measure, name_recipe, notes, plan
 from driftgen.training.pretrain import Pretraining
-from driftgen.training.recipes import load_recipe
+from driftgen.training.recipes import load_recipe, to_yaml
 from tests.support.image_data import noise, write_tar
 
 TINY = """
@@ -183,6 +183,49 @@ def test_init_may_have_values_of_its_own(shipped):
         config = plan("train", "folder", other, size="tiny", device="cpu")
         assert config.batch.generated == 2
         assert "nothing" in "".join(notes(config, Path("runs/x")))
+
+
+@pytest.fixture
+def starts(shipped):
+    """Make the size start from the model ``shipped``."""
+    recipe_sizes.FILE.write_text(TINY.replace("tiny:\n", "tiny:\n  start: shipped\n", 1))
+    recipe_sizes._read.cache_clear()
+
+
+def test_a_size_may_start_from_a_model(starts):
+    config = plan("train", "folder", ["data.path=photos"], size="tiny", device="cpu")
+    assert (config.init, config.generator.kind, config.data.size) == ("shipped", "unet", 16)
+    assert "as in shipped, whose weights the run starts from" in "".join(notes(config, Path("runs/x")))
+    assert plan("pretrain", "mae-folder", ["data.path=photos"], size="tiny", device="cpu").data.size == 8
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        "init=null",
+        "generator.options.depth=2",
+        "data.size=12",
+        "data.channels=1",
+        "data.kind=digits",
+        "data.path=null",
+    ],
+)
+def test_own_networks_and_shapes_start_from_random_weights(starts, own):
+    config = plan("train", "folder", ["data.path=photos", own], size="tiny", device="cpu")
+    assert (config.init, config.generator.kind) == (None, "mlp")
+
+
+@pytest.mark.parametrize(("recorded", "kind"), [(None, "mlp"), ("shipped", "unet")])
+def test_a_run_that_resumes_keeps_the_model_that_it_started_from(starts, recorded, kind):
+    started = ["data.path=photos", "init=null" if recorded is None else f"init={recorded}"]
+    config = plan("train", "folder", started, size="tiny", device="cpu")
+    folder = Path("runs/photos")
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(to_yaml(config))
+    recipe_sizes.FILE.write_text(TINY if recorded else recipe_sizes.FILE.read_text())
+    recipe_sizes._read.cache_clear()
+    config = plan("train", "folder", ["data.path=photos"], folder=folder, device="cpu")
+    assert (config.init, config.generator.kind) == (recorded, kind)
 
 
 def test_a_model_of_the_package_is_named(photos):
