@@ -11,7 +11,6 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from driftgen.serve.batcher import Batcher
 from driftgen.serve.model_process import ModelProcess
@@ -59,7 +58,10 @@ class ServiceMetrics(Collector):
         yield latency
         sizes = self.batcher.sizes
         buckets = [
-            (floatToGoString(most), float(sum(n for rows, n in sizes.items() if rows <= most)))
+            (
+                "+Inf" if math.isinf(most) else str(most),
+                float(sum(n for rows, n in sizes.items() if rows <= most)),
+            )
             for most in SIZES
         ]
         total_rows = float(sum(rows * n for rows, n in sizes.items()))
