@@ -147,15 +147,29 @@ PICTURES = (
         "**The studio** ([what it does](../docs/studio.md)): the Runs tab, with a short run on digits.",
         "studio/studio.json",
         width=60,
+        evaluator="a screenshot in Chromium",
     ),
     Picture(
         "studio/sample-desktop.png",
         "**Its Sample tab**: a class, guidance and a seed, and the samples of a model.",
         "studio/studio.json",
         width=60,
+        evaluator="a screenshot in Chromium",
     ),
-    Picture("studio/sample-phone.png", "**The Sample tab on a phone.**", "studio/studio.json", width=30),
-    Picture("studio/runs-phone.png", "**The Runs tab on a phone.**", "studio/studio.json", width=30),
+    Picture(
+        "studio/sample-phone.png",
+        "**The Sample tab on a phone.**",
+        "studio/studio.json",
+        width=30,
+        evaluator="a screenshot in Chromium",
+    ),
+    Picture(
+        "studio/runs-phone.png",
+        "**The Runs tab on a phone.**",
+        "studio/studio.json",
+        width=30,
+        evaluator="a screenshot in Chromium",
+    ),
     *(
         Picture(
             f"health/{name}.png",
