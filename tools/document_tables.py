@@ -40,6 +40,7 @@ def readme(results: Results) -> str:
     step, whole = results.row("speed-h200/step.json"), results.row("speed-h200/step64.json")
     sampled = select(results.load("speed-h200/sampling.json")["rows"], preset="B/2", mode="graph", batch=256)
     loss = results.row("speed-cpu/loss.json")
+    from_images, small = headline(results)
     rows = [
         (
             "8×8 digits in one network call, trained by `make demo` on 2 CPU cores; "
@@ -66,30 +67,30 @@ def readme(results: Results) -> str:
             ),
         ),
         (
-            "PushT in one network call per chunk, the policy that ships (U-Net, 8 bits), 50 episodes on each "
-            "of three sets of seeds",
+            "PushT in one network call per chunk of actions, the policy that ships (U-Net, from states, "
+            "8 bits), 50 episodes on each of three sets of seeds",
             shipped_policy(results),
         ),
+        ("PushT from images, a U-Net, mean of 10 checkpoints", from_images),
+        ("PushT from states, an MLP trained on a CPU, mean of four trainings (lowest to highest)", small),
         (
-            "PushT on the same fresh seeds: a U-Net from images, 10 checkpoints; an MLP, four "
-            "trainings on a CPU (lowest to highest). **The paper's numbers**, on Diffusion Policy's seeds: "
-            "drifting 0.86 from states and images, Diffusion Policy 0.91 and 0.84",
-            headline(results),
+            "PushT: **the paper's numbers**, on Diffusion Policy's seeds",
+            "drifting 0.86 from states, 0.86 from images; Diffusion Policy 0.91, 0.84",
         ),
         (
-            "a bimodal target, from three initial distributions: "
+            "2-D points and a 2-D generator, bimodal target, the worst of three initial distributions: "
             "share of the weaker mode, relative to its share in the data",
             fill("points {points:.2f}, generator {generator:.2f}", share),
         ),
         (
-            "the plain loss falls, from start to end, by at least",
+            "the same: the loss without normalization falls during training by a factor of at least",
             fill("points {points:.0f}x, generator {generator:.0f}x", ratio),
         ),
         (
-            "energy distance to fresh data: anti-symmetric field, "
-            "against the best field without that symmetry",
+            "energy distance of a 2-D generator to fresh data, attraction and repulsion in balance (the "
+            "anti-symmetric field); the best result out of balance",
             fill(
-                "{energy_distance:.3f} against {best:.3f}",
+                "{energy_distance:.3f}; {best:.3f}",
                 balanced,
                 best=min(run["energy_distance"] for run in broken),
             ),

@@ -47,6 +47,15 @@ PICTURES = (
         hardware="one NVIDIA H200 for the training, a CPU for this sheet",
     ),
     Picture(
+        "cifar10/neighbors/neighbors.png",
+        "**The nearest training images** of samples of this model: the first ten samples, and the ten "
+        "closest to a training image. {share:.1%} count as near-copies, and {heldout_share:.0%} of "
+        "held-out images do.",
+        "cifar10/neighbors/neighbors.json",
+        width=60,
+        evaluator="cosine similarity of the features of mae-cifar10-labels",
+    ),
+    Picture(
         "small-sets/fashion-mnist/samples.png",
         "**Fashion-MNIST in one network call each**, not selected, after twelve minutes of "
         "[training](small-sets/README.md).",
@@ -138,6 +147,48 @@ PICTURES = (
         "**The studio** ([what it does](../docs/studio.md)): the Runs tab, with a short run on digits.",
         "studio/studio.json",
         width=60,
+        evaluator="a screenshot in Chromium",
+    ),
+    Picture(
+        "studio/sample-desktop.png",
+        "**Its Sample tab**: a class, guidance and a seed, and the samples of a model.",
+        "studio/studio.json",
+        width=60,
+        evaluator="a screenshot in Chromium",
+    ),
+    Picture(
+        "studio/sample-phone.png",
+        "**The Sample tab on a phone.**",
+        "studio/studio.json",
+        width=30,
+        evaluator="a screenshot in Chromium",
+    ),
+    Picture(
+        "studio/runs-phone.png",
+        "**The Runs tab on a phone.**",
+        "studio/studio.json",
+        width=30,
+        evaluator="a screenshot in Chromium",
+    ),
+    *(
+        Picture(
+            f"health/{name}.png",
+            f"**{title}** ([all seven](../docs/health.md)): {shown}.",
+            "health/health.json",
+        )
+        for name, title, shown in (
+            ("healthy", "A healthy run", "drift falls, spread and diversity are about 1"),
+            ("collapse", "A run without repulsion", "the samples of a class become one image"),
+            ("divergence", "Too much repulsion", "spread grows without bound"),
+            (
+                "skipped-steps",
+                "A learning rate 1,000 times too high",
+                "collapse, then steps that are skipped",
+            ),
+            ("low-temperature", "Temperatures too low", "only the nearest neighbor acts on a sample"),
+            ("untrained-encoder", "An encoder with random weights", "a shallow one can go unnoticed"),
+            ("initial-weights", "An average that is too slow", "it still holds the initial weights"),
+        )
     ),
     Picture(
         "identifiability/identifiability.png",
@@ -156,6 +207,12 @@ PICTURES = (
         "**The same from images**: the best and the worst episodes of [a U-Net](policy/README.md#u-net), "
         "mean score {mean:.2f}.",
         "policy/pusht-image/first/unet.json",
+    ),
+    Picture(
+        "policy/pusht/spread.png",
+        "**Chunks of drifting, diffusion and regression from one observation of PushT**, beside those of the "
+        "demonstrations.",
+        "policy/pusht/spread.json",
     ),
     Picture(
         "policy/two-ways/spread.png",

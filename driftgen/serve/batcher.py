@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -95,13 +95,13 @@ class Batcher:
     Attributes:
         waiting: rows in the queue.
         running: batches at work.
-        sizes: rows of each batch since the last call of :meth:`take_sizes`.
+        sizes: number of batches by their rows.
     """
 
     def __init__(self, backend: Backend, *, largest: int, window: float, most_waiting: int) -> None:
         self.backend, self.largest, self.window, self.most_waiting = backend, largest, window, most_waiting
         self.waiting = self.running = 0
-        self.sizes: list[int] = []
+        self.sizes: Counter[int] = Counter()
         self._queue: deque[Ticket] = deque()
         self._numbers = itertools.count()
         self._expected = 1  # rows of the batch before
@@ -143,11 +143,6 @@ class Batcher:
         """Return the seconds until the rows that wait now are computed, from 1 to 60."""
         return min(MOST_SECONDS, max(1, math.ceil(self.waiting * self._seconds_per_row)))
 
-    def take_sizes(self) -> list[int]:
-        """Return the rows of each batch since the last call."""
-        sizes, self.sizes = self.sizes, []
-        return sizes
-
     async def close(self) -> None:
         """Refuse new requests, finish those that were accepted, and end."""
         self._closed = True
@@ -166,7 +161,7 @@ class Batcher:
             parts = self._take()
             if parts:  # clients may have hung up meanwhile
                 self._expected = sum(stop - start for _, start, stop in parts)
-                self.sizes.append(self._expected)
+                self.sizes[self._expected] += 1
                 self.running += 1
                 task = asyncio.create_task(self._run(parts))
                 self._tasks.add(task)

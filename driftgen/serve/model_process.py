@@ -156,8 +156,13 @@ class ModelProcess:
     async def _connect(self) -> asyncio.StreamReader:
         """Start a process and wait for its first message, which describes the model."""
         ours, theirs = socket.socketpair()
-        process = self._process = self._start(theirs, self.options)
-        theirs.close()
+        try:
+            process = self._process = self._start(theirs, self.options)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=LIMIT)
         # A process that is killed closes its socket. Its own children may still hold a copy of it.
         ended = (process, self._writer, asyncio.get_running_loop())
@@ -223,7 +228,7 @@ class ModelProcess:
             await asyncio.sleep(pause)
             try:
                 return await self._connect()
-            except InputError as error:
+            except (InputError, OSError) as error:  # OSError: no memory or file descriptors for a process
                 pause = min(LONGEST_PAUSE, 2 * pause)
                 print(f"driftgen: {error}; again in {pause:g} s", file=sys.stderr, flush=True)
 

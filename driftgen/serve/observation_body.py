@@ -18,6 +18,7 @@ from driftgen.support.checked_arguments import show_value
 __all__ = ["parse_observation"]
 
 DTYPES = ("float32", "float64", "uint8", "int64")
+MOST_AXES = 8  # of an array: the product of a long list of sizes takes hours
 Array = NDArray[Any]
 
 
@@ -63,8 +64,10 @@ def _array(key: str, value: Any, shape: Sequence[int], image: bool) -> Array:
         return _decoded(key, value, shape)
     if image and isinstance(value, list) and value and all(isinstance(step, str) for step in value):
         return np.stack([_decoded(key, step, shape) for step in value])
+    # As objects first: NumPy would pad all texts of a list to the longest one.
     try:
-        array = np.array(value)
+        numbers = set(map(type, np.array(value, dtype=object).ravel())) <= {int, float}
+        array = np.array(value if numbers else None)
     except (ValueError, OverflowError):
         array = np.array(None)
     if array.dtype.kind not in "iuf":
@@ -79,8 +82,14 @@ def _raw(key: str, value: Mapping[str, Any]) -> Array:
     dtype, shape = value["dtype"], value["shape"]
     if dtype not in DTYPES:
         raise InputError(f"{key}: dtype={show_value(dtype)} must be one of {', '.join(DTYPES)}")
-    if not isinstance(shape, list) or not all(type(n) is int and 0 < n < 2**20 for n in shape):
-        raise InputError(f"{key}: shape={show_value(shape)} must be a list of whole numbers")
+    if (
+        not isinstance(shape, list)
+        or len(shape) > MOST_AXES
+        or not all(type(n) is int and 0 < n < 2**20 for n in shape)
+    ):
+        raise InputError(
+            f"{key}: shape={show_value(shape)} must be a list of at most {MOST_AXES} whole numbers"
+        )
     data, kind = _bytes(key, value["data"]), np.dtype(dtype).newbyteorder("<")
     if len(data) != math.prod(shape) * kind.itemsize:
         raise InputError(

@@ -166,7 +166,7 @@ class ServedImages:
                 guidance += [request.guidance] * (stop - start)
                 rows += range(first, first + stop - start)
                 if stop == len(request.labels):
-                    del self._requests[ticket]
+                    self._requests.pop(ticket, None)  # which the other thread may just have dropped
             first += stop - start
         if not noises:
             return np.zeros((first, *self._shape), np.uint8)

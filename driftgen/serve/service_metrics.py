@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from driftgen.serve.batcher import Batcher
@@ -18,7 +19,7 @@ __all__ = ["QUANTILES", "ServiceMetrics"]
 
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 RECENT = 1024  # requests that percentiles are over
-SIZES = [float(2**i) for i in range(13)]
+SIZES = [*(float(2**i) for i in range(13)), math.inf]  # upper bounds of the histogram of batches
 
 
 class ServiceMetrics(Collector):
@@ -30,7 +31,6 @@ class ServiceMetrics(Collector):
         own: dict[str, Any] = {"registry": self.registry}
         self.requests = Counter("driftgen_requests", "Answered requests", ["path", "status"], **own)
         self.rows = Counter("driftgen_rows", "Images or action chunks sent", **own)
-        self.batches = Histogram("driftgen_batch_rows", "Rows of a batch", buckets=SIZES, **own)
         self._recent: dict[str, deque[float]] = {}
         self._totals: dict[str, tuple[int, float]] = {}
         self.registry.register(self)
@@ -56,6 +56,16 @@ class ServiceMetrics(Collector):
             latency.add_sample("driftgen_latency_seconds_count", {"path": path}, number)
             latency.add_sample("driftgen_latency_seconds_sum", {"path": path}, total)
         yield latency
+        sizes = self.batcher.sizes
+        buckets = [
+            (
+                "+Inf" if math.isinf(most) else str(most),
+                float(sum(n for rows, n in sizes.items() if rows <= most)),
+            )
+            for most in SIZES
+        ]
+        total_rows = float(sum(rows * n for rows, n in sizes.items()))
+        yield HistogramMetricFamily("driftgen_batch_rows", "Rows of a batch", buckets, total_rows)
         gauges = {
             "driftgen_waiting_rows": ("Images or action chunks in the queue", self.batcher.waiting),
             "driftgen_model_ready": ("1 if the model's process is alive", int(self.model.ready)),
@@ -66,6 +76,4 @@ class ServiceMetrics(Collector):
 
     def show(self) -> bytes:
         """Return all metrics as text."""
-        for rows in self.batcher.take_sizes():
-            self.batches.observe(rows)
         return generate_latest(self.registry)

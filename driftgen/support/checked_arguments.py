@@ -108,6 +108,8 @@ def show_value(value: Any) -> str:
     """Return a value in a few words, on one line."""
     if isinstance(value, Tensor | np.ndarray):
         return f"{type(value).__name__} of {value.dtype}"
+    if isinstance(value, str | bytes | list) and len(value) > 100:
+        value = value[:100]  # more than is shown; the whole may have millions of entries
     text = " ".join(repr(value).split())
     return text if len(text) <= 80 else f"{text[:77]}..."
 

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import io
+import json
 import zlib
 
 import numpy as np
@@ -145,6 +146,8 @@ def bomb():
         ({STATE: [True, False]}, "nested lists of numbers"),
         ({STATE: [float("nan"), 0]}, "NaN or infinite"),
         ({STATE: [1e300, 0]}, "NaN or infinite"),
+        ({STATE: json.loads("[" * 900 + "]" * 900)}, "nested lists of numbers"),
+        ({STATE: [[[1], 2], [3, 4]]}, "nested lists of numbers"),
         ({STATE: [10**400, 0]}, "nested lists of numbers"),
         ({STATE: {"data": "AAAA", "dtype": "float32", "shape": [2]}}, "data has 3 bytes, .* need 8"),
         ({STATE: {"data": "!", "dtype": "float32", "shape": [2]}}, "is no base64"),

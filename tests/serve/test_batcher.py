@@ -60,8 +60,7 @@ def test_requests_share_batches_and_keep_their_rows():
         results = [(await ticket.result).tolist() for ticket in others]
         assert results == [[1000, 1001, 1002], [2000 + i for i in range(6)], [3000]]
         assert backend.batches == [[(0, 0, 1)], [(1, 0, 3), (2, 0, 1)], [(2, 1, 5)], [(2, 5, 6), (3, 0, 1)]]
-        assert batcher.take_sizes() == [1, 4, 4, 2]
-        assert batcher.take_sizes() == []
+        assert batcher.sizes == {1: 1, 4: 2, 2: 1}
 
     run(scenario)
 

@@ -1,12 +1,14 @@
 """The model behind a server: padded sizes, dropped requests, its process."""
 
 import asyncio
+import errno
 
 import numpy as np
 import pytest
 import torch
 
 import driftgen as dg
+from driftgen.serve import model_process
 from driftgen.serve.batcher import UnavailableError
 from driftgen.serve.image_formats import preferred_format
 from driftgen.serve.model_process import ModelProcess
@@ -59,6 +61,22 @@ def test_dropped_requests_leave_the_others_in_their_places():
     assert not served._requests  # nothing is kept of what is computed
 
 
+def test_a_client_that_hangs_up_while_its_batch_is_put_together():
+    served = ServedImages(dg.DriftPipeline(small(), batch_size=8))
+    served.warm_up()
+
+    class HangsUp(dict):
+        """Requests of clients that hang up once their request has been read."""
+
+        def get(self, ticket, default=None):
+            return self.pop(ticket, default)
+
+    served._requests = HangsUp()
+    for ticket in range(2):
+        served.add(ticket, request(ticket, 1), {})
+    assert served.run([(0, 0, 1), (1, 0, 1)]).shape == (2, 8, 8, 3)
+
+
 def test_a_generator_with_noise_of_its_own_kind_is_refused():
     network = Own()
     network.sample_noise = lambda n, generator=None: torch.zeros(n, 3, 4, 4)
@@ -89,6 +107,31 @@ def test_the_loss_of_the_process_is_told_once():
         assert lost == [False]  # an end on purpose is no loss
 
     asyncio.run(main())
+
+
+def test_a_restart_that_fails_for_lack_of_resources_is_tried_again(monkeypatch, capsys):
+    monkeypatch.setattr(model_process, "FIRST_PAUSE", 0.01)
+    starts = []
+
+    def start(connection, options):
+        starts.append(connection)
+        if len(starts) == 2:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return ModelThread(connection, options)
+
+    async def main():
+        model = ModelProcess(
+            ModelOptions("digits", device="cpu", batch_size=2), on_lost=lambda: None, timeout=20, start=start
+        )
+        await model.start()
+        model._process.kill()
+        await until(lambda: model.restarts)
+        await until(lambda: model.ready)
+        assert all(connection.fileno() == -1 for connection in starts)  # none is left open
+        await model.close()
+
+    asyncio.run(main())
+    assert "Too many open files; again in" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
