@@ -218,8 +218,9 @@ def _identify(name: str, policy: Policy) -> str:
     network = getattr(policy, "network", None)
     if not isinstance(network, nn.Module):
         return name
-    calls = getattr(policy, "calls", None)
-    return f"{weights_checksum(network)[:16]}, {calls} calls"
+    scheduler = getattr(getattr(policy, "sampler", None), "name", None)  # of diffusion
+    sampled = "" if scheduler is None else f"{scheduler}, "
+    return f"{weights_checksum(network)[:16]}, {sampled}{getattr(policy, 'calls', None)} calls"
 
 
 def score_table(records: Sequence[tuple[str, dict[str, Any]]]) -> str:
