@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
 from driftgen.errors import InputError
-from driftgen.policy.environments import SimulatedTask, find_task
+from driftgen.policy.environments import SimulatedTask, find_task, simulator_versions
 from driftgen.policy.latency import measure_latency
 from driftgen.policy.rollout import Policy, Rollout, chunk_sizes, run_rollouts
 from driftgen.policy.simulation import MOST_EPISODES, check_episode_seeds
@@ -142,6 +142,7 @@ def evaluate_policies(
                 entry["latency"] = [measure_latency(policy, shapes, batch=n).record() for n in (1, episodes)]
             device = torch.device(getattr(policy, "device", "cpu"))
             entry["environment"] = environment(device)
+            entry["simulator"] = simulator_versions(about)
         entries.append(entry)
         record = _record(protocol, entries, about, command)
         with atomic_write(path) as scratch:

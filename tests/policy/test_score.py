@@ -2,6 +2,7 @@
 
 import json
 import types
+from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -125,6 +126,7 @@ def test_an_evaluation_resumes_by_weights(tmp_path):
     assert record["mean"] == pytest.approx(np.mean([first["mean"], second["mean"]]))
     assert {"evaluator", "hardware", "torch", "command", "standard_error"} <= record.keys()
     assert second["environment"]["device"] == "cpu"
+    assert second["simulator"] == {name: version(name) for name in ("gym-pusht", "pymunk")}
     again, none = evaluate(40.0, 0.0)
     assert again["checkpoints"] == [second, first]
     assert not none
