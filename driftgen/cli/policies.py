@@ -66,7 +66,8 @@ def evaluate_policy(
     models: Annotated[
         list[str],
         typer.Argument(
-            help="Runs or saved policies; several are averaged as checkpoints of one. Or: random.",
+            help="Runs or saved policies; several are averaged as checkpoints of one. Or: pusht (comes with "
+            "driftgen), random.",
             show_default=False,
             metavar="MODEL...",
         ),
@@ -116,7 +117,9 @@ def evaluate_policy(
 def rollout(
     model: Annotated[
         str,
-        typer.Argument(help="A run, a saved policy, or random.", show_default=False),
+        typer.Argument(
+            help="A run, a saved policy, pusht (comes with driftgen), or random.", show_default=False
+        ),
     ],
     seed: Annotated[int, typer.Option(help="Seed of the episode.")] = 0,
     video: Annotated[Path | None, typer.Option(help="Video to write: out.mp4.")] = None,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from driftgen.errors import InputError, unknown_name
+from driftgen.support.whole_numbers import check_count
 
 __all__ = ["TRAINING_STEPS", "ChunkSampler", "DiffusionSampler", "OneStep", "Regression", "make_sampler"]
 
@@ -61,9 +62,9 @@ class DiffusionSampler:
     def __init__(self, scheduler: str = "ddim", calls: int | None = None) -> None:
         if scheduler not in SCHEDULERS:
             raise unknown_name("scheduler", scheduler, SCHEDULERS)
-        self.name, self.calls = scheduler, calls or SCHEDULERS[scheduler]
-        if not 1 <= self.calls <= TRAINING_STEPS:
-            raise InputError(f"calls={self.calls}: the model has {TRAINING_STEPS} time steps, give 1 to that")
+        if calls is not None:
+            check_count("calls", calls, most=TRAINING_STEPS)
+        self.name, self.calls = scheduler, SCHEDULERS[scheduler] if calls is None else calls
         self.scheduler = make_scheduler(scheduler)
 
     def __call__(self, network: nn.Module, noise: Tensor, observations: Mapping[str, Tensor]) -> Tensor:

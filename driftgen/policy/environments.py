@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from driftgen.errors import InputError, unknown_name
@@ -27,6 +28,7 @@ __all__ = [
     "make_environment",
     "matching_observations",
     "quiet",
+    "simulator_versions",
 ]
 
 MUJOCO = "mujoco==3.3.7"  # both packages fail with newer versions
@@ -48,6 +50,7 @@ class SimulatedTask:
         action_range: lowest and highest action, of each dimension.
         module: module of the environment, imported on first use.
         package: missing package if that import fails, as pip names it.
+        distributions: packages that results depend on.
         phases: parts of the task, each of which counts 1 / ``phases``.
         success: what success needs, where the score does not say it.
     """
@@ -60,6 +63,7 @@ class SimulatedTask:
     action_range: tuple[tuple[float, ...], tuple[float, ...]]
     module: str
     package: str
+    distributions: tuple[str, ...]
     phases: int = 1
     success: str = ""
 
@@ -85,6 +89,7 @@ def _robosuite(name: str, title: str, state: int) -> SimulatedTask:
         ((-1.0,) * 7, (1.0,) * 7),
         "driftgen.policy.robosuite_tasks",
         f"robosuite {MUJOCO} 'numpy>=2'",  # without a bound, pip goes back to NumPy 1
+        ("robosuite", "mujoco"),
     )
 
 
@@ -104,6 +109,7 @@ TASKS = {
             ((0.0, 0.0), (512.0, 512.0)),
             "driftgen.policy.pusht",
             "driftgen[policy]",
+            ("gym-pusht", "pymunk"),
             success="more than 95% of the target covered",
         ),
         _robosuite("lift", "Lift", state=19),
@@ -117,6 +123,7 @@ TASKS = {
             ((-1.0,) * 9, (1.0,) * 9),
             "driftgen.policy.kitchen",
             f"gymnasium-robotics {MUJOCO}",
+            ("gymnasium-robotics", "mujoco"),
             phases=4,
             success="all four parts done",
         ),
@@ -129,6 +136,15 @@ def find_task(name: str) -> SimulatedTask:
     if name not in TASKS:
         raise unknown_name("task", name, TASKS)
     return TASKS[name]
+
+
+def simulator_versions(task: SimulatedTask) -> dict[str, str]:
+    """Return the installed versions of the packages that simulate a task."""
+    found = {}
+    for name in task.distributions:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def make_environment(name: str, observe: str | None = None, *, frames: bool = False) -> gymnasium.Env:

@@ -164,7 +164,7 @@ class Episodes:
 
     def _floats(self, key: str, array: ArrayLike) -> NDArray[np.float32]:
         values = np.asarray(array)
-        if values.ndim != 2 or values.dtype.kind not in "iuf":
+        if values.ndim != 2 or not values.shape[1] or values.dtype.kind not in "iuf":
             raise InputError(
                 f"{self.source}: {key} has shape {list(values.shape)} and dtype {values.dtype}, expected "
                 "numbers [steps, dimensions]"

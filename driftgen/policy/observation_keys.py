@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -65,12 +67,12 @@ def observe(keys: Iterable[str], read: Callable[[str], NDArray[Any]], source: st
     cameras: dict[str, NDArray[Any]] = {}
     for key in keys:
         array = np.asarray(read(_array_name(key)))
-        if key.endswith("]"):
-            array = array[:, : int(key[key.index(":") + 1 : -1])]
+        if "[" in key:
+            array = _columns(array, key, source)
         if array.ndim == 4:
             cameras[key.removesuffix("_image")] = _to_bytes(array, key, source)
         elif array.ndim >= 1 and array.dtype.kind in "iufb":
-            vectors.append(array.reshape(len(array), -1).astype(np.float32))
+            vectors.append(array.reshape(len(array), math.prod(array.shape[1:])).astype(np.float32))
         else:
             raise InputError(
                 f"{source}: {key} has shape {list(array.shape)} and dtype {array.dtype}, expected numbers"
@@ -91,6 +93,17 @@ def observe(keys: Iterable[str], read: Callable[[str], NDArray[Any]], source: st
 
 def _array_name(key: str) -> str:
     return key.partition("[")[0]
+
+
+def _columns(array: NDArray[Any], key: str, source: str) -> NDArray[Any]:
+    """Return the first columns of an array, for a key such as ``state[:2]``."""
+    count, name = re.fullmatch(r"[^[]*\[:([1-9]\d{0,8})\]", key), _array_name(key)
+    if count is None or array.ndim != 2 or int(count[1]) > array.shape[1]:
+        raise InputError(
+            f"{source}: {key} names no columns of {name}, which has shape {list(array.shape)}: write "
+            f"{name}[:2] for the first two columns of an array [steps, columns]"
+        )
+    return array[:, : int(count[1])]
 
 
 def _to_bytes(array: NDArray[Any], key: str, source: str) -> NDArray[np.uint8]:

@@ -19,6 +19,7 @@ __all__ = ["ACTION", "MinMax", "Processor", "as_array", "center_crop", "image_by
 
 ACTION = "action"  # key of the actions in statistics
 CONSTANT = 1e-4  # a dimension with a smaller range is constant
+BEYOND = 0.1  # brightness that is clamped; more is another range, such as 0 to 255 or -1 to 1
 Array = NDArray[Any]
 
 
@@ -95,6 +96,7 @@ class Processor:
                 )
             value = as_values(key, observations[key])
             if is_image(key):
+                _check_brightness(key, value)
                 value = image_bytes(key, value, shape)
             if tuple(value.shape[2:]) != tuple(shape):
                 raise InputError(
@@ -139,6 +141,15 @@ def center_crop(images: Tensor, crop: Sequence[int] | None) -> Tensor:
     height, width = images.shape[-3:-1]
     top, left = (height - crop[0]) // 2, (width - crop[1]) // 2
     return images[..., top : top + crop[0], left : left + crop[1], :]
+
+
+def _check_brightness(key: str, images: Tensor) -> None:
+    """Raise InputError unless floats are from 0 to 1, up to what interpolation adds."""
+    if not images.is_floating_point() or not images.numel():
+        return
+    low, high = (float(value) for value in images.float().aminmax())
+    if not (low >= -BEYOND and high <= 1 + BEYOND):
+        raise InputError(f"{key} has values from {low:g} to {high:g}, expected 0 to 1, or bytes")
 
 
 def image_bytes(key: str, images: Tensor, shape: Sequence[int]) -> Tensor:

@@ -75,7 +75,7 @@ class RobosuiteTask(gymnasium.Env):
     ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Build the scene anew. The seed fixes the object's size, pose and the arm's joint angles."""
         super().reset(seed=seed)
-        with quiet(), _global_seed(seed):
+        with quiet(), _seeded(self.simulator, seed):
             self.raw = _robomimic_names(self.simulator.reset())
         return self._observation(), {"score": 0.0, "success": False}
 
@@ -110,11 +110,18 @@ def _robomimic_names(raw: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
 
 
 @contextlib.contextmanager
-def _global_seed(seed: int | None) -> Iterator[None]:
-    """Seed NumPy's global generator, which robosuite draws from, and restore its state."""
+def _seeded(simulator: Any, seed: int | None) -> Iterator[None]:
+    """Seed the generators that robosuite draws from, and restore the state of NumPy's global one.
+
+    robosuite draws from the global generator up to 1.5.1, from ``rng`` of the simulator from 1.5.2 on.
+    """
+    if seed is None:
+        yield
+        return
     state = np.random.get_state()  # noqa: NPY002
-    if seed is not None:
-        np.random.seed(seed % 2**32)  # noqa: NPY002
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    if hasattr(simulator, "rng"):  # in place: parts of the scene hold the same generator
+        simulator.rng.bit_generator.state = np.random.default_rng(seed).bit_generator.state
     try:
         yield
     finally:

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
 from driftgen.errors import InputError
-from driftgen.policy.environments import SimulatedTask, find_task
+from driftgen.policy.environments import SimulatedTask, find_task, simulator_versions
 from driftgen.policy.latency import measure_latency
 from driftgen.policy.rollout import Policy, Rollout, chunk_sizes, run_rollouts
 from driftgen.policy.simulation import MOST_EPISODES, check_episode_seeds
@@ -142,6 +142,7 @@ def evaluate_policies(
                 entry["latency"] = [measure_latency(policy, shapes, batch=n).record() for n in (1, episodes)]
             device = torch.device(getattr(policy, "device", "cpu"))
             entry["environment"] = environment(device)
+            entry["simulator"] = simulator_versions(about)
         entries.append(entry)
         record = _record(protocol, entries, about, command)
         with atomic_write(path) as scratch:
@@ -218,8 +219,9 @@ def _identify(name: str, policy: Policy) -> str:
     network = getattr(policy, "network", None)
     if not isinstance(network, nn.Module):
         return name
-    calls = getattr(policy, "calls", None)
-    return f"{weights_checksum(network)[:16]}, {calls} calls"
+    scheduler = getattr(getattr(policy, "sampler", None), "name", None)  # of diffusion
+    sampled = "" if scheduler is None else f"{scheduler}, "
+    return f"{weights_checksum(network)[:16]}, {sampled}{getattr(policy, 'calls', None)} calls"
 
 
 def score_table(records: Sequence[tuple[str, dict[str, Any]]]) -> str:

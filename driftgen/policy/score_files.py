@@ -126,7 +126,8 @@ def _summary(title: str, record: dict[str, Any]) -> str:
     text = f"{title}: score {record['mean']:.3f}"
     if error is not None:
         text += f" ± {error:.3f}"
-    text += f", success {record['success_rate']:.0%}, {len(record['seeds'])} seeds"
+    seeds = len(record["seeds"])
+    text += f", success {record['success_rate']:.0%}, {seeds} seed{'s' if seeds > 1 else ''}"
     if count > 1:
         text += f", {count} checkpoints"
     if "phases" in record:

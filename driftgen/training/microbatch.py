@@ -17,7 +17,7 @@ from driftgen.support.rng import RNGState
 from driftgen.training.step import DriftStep
 from driftgen.training.step_inputs import Features, StepInputs, StepOutput
 
-__all__ = ["MicroBatchedStep", "reduce_gradients"]
+__all__ = ["MicroBatchedStep", "reduce_gradients", "take_rows"]
 
 T = TypeVar("T")
 
@@ -151,8 +151,8 @@ class MicroBatchedStep:
             if start == stop:
                 continue
             rows, samples = slice(start, stop), slice(start * n, stop * n)
-            part = _take(inputs._replace(noise=None), rows)
-            yield part._replace(noise=_take(inputs.noise, samples)), rows
+            part = take_rows(inputs._replace(noise=None), rows)
+            yield part._replace(noise=take_rows(inputs.noise, samples)), rows
 
 
 def reduce_gradients(network: nn.Module, *, when: bool) -> contextlib.AbstractContextManager[Any]:
@@ -164,7 +164,8 @@ def reduce_gradients(network: nn.Module, *, when: bool) -> contextlib.AbstractCo
     return contextlib.nullcontext() if when or no_sync is None else no_sync()
 
 
-def _take(tree: T, rows: slice) -> T:
+def take_rows(tree: T, rows: slice) -> T:
+    """Return a pytree with these rows of each tensor."""
     taken: T = tree_map_only(Tensor, lambda tensor: tensor[rows], tree)
     return taken
 

@@ -107,6 +107,8 @@ class PolicyConfig(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> PolicyConfig:
+        if self.observed > self.horizon:
+            raise ValueError("observed must not be above horizon: a chunk begins at the first observation")
         if not 1 <= self.executed <= self.horizon - self.observed + 1:
             most = self.horizon - self.observed + 1
             raise ValueError(f"executed must be 1 to {most}: horizon - observed + 1 actions lie ahead")

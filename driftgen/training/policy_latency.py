@@ -143,8 +143,7 @@ def _random_network(recipe: str, config: PolicyConfig, method: str) -> PolicyNet
 
 
 def _task_of(recipe: str, config: PolicyConfig) -> tuple[SimulatedTask, str]:
-    name = (config.environment or "").partition("-")[0]
-    task, preset = TASKS.get(name), config.data.observe or ""
+    task, preset = TASKS.get(config.environment or ""), config.data.observe or ""
     if task is None or preset not in task.observations:
         raise InputError(
             f"{recipe} has environment={config.environment}, which is no task of the simulators: policy "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from driftgen.drift.loss import DriftingLoss
 from driftgen.policy.chunk_samplers import TRAINING_STEPS, make_scheduler
 from driftgen.support.distributed import Distributed
-from driftgen.training.microbatch import MicroBatchedStep
+from driftgen.training.microbatch import MicroBatchedStep, reduce_gradients, take_rows
 from driftgen.training.policy_config import PolicyConfig
 from driftgen.training.step import DriftStep, flatten_samples
 from driftgen.training.step_inputs import Features, StepInputs, StepOutput
@@ -42,9 +43,22 @@ class Objective(Protocol):
     compute: Callable[[StepInputs], StepOutput]
 
     def inputs(
-        self, noise: Tensor, observations: dict[str, Tensor], positives: Tensor, random: torch.Generator
+        self,
+        noise: Tensor,
+        observations: dict[str, Tensor],
+        positives: Tensor,
+        part: slice,
+        random: torch.Generator,
     ) -> StepInputs:
-        """Return the inputs of a step, with whatever else the objective draws from ``random``."""
+        """Return the inputs of a step, with whatever else the objective draws from ``random``.
+
+        Args:
+            noise: of all processes, so that further draws do not depend on their number.
+            observations: of this process.
+            positives: of this process.
+            part: noise chunks of this process.
+            random: generator that the noise was drawn from.
+        """
         ...
 
     def measure(self, output: StepOutput) -> dict[str, Any]:
@@ -122,10 +136,15 @@ class DriftingObjective:
         self.compute: Callable[[StepInputs], StepOutput] = self.micro or self.step
 
     def inputs(
-        self, noise: Tensor, observations: dict[str, Tensor], positives: Tensor, random: torch.Generator
+        self,
+        noise: Tensor,
+        observations: dict[str, Tensor],
+        positives: Tensor,
+        part: slice,
+        random: torch.Generator,
     ) -> StepInputs:
         """See :class:`Objective`."""
-        return StepInputs(noise, (observations,), positives)
+        return StepInputs(noise[part], (observations,), positives)
 
     def measure(self, output: StepOutput) -> dict[str, Any]:
         """Return drift, scale, spread and neighbors of the step.
@@ -142,39 +161,47 @@ class RegressionObjective:
     """Mean squared error of f(0, o): predicts the mean chunk, between two ways if there are two."""
 
     def __init__(self, model: nn.Module, config: PolicyConfig, distributed: Distributed) -> None:
-        self.model, self.group, self.autocast = model, distributed.group, _autocast(config)
-        self.generated = 1
+        self.generated, self.descend = 1, _SquaredError(model, config, distributed)
         self.compute: Callable[[StepInputs], StepOutput] = self._step
 
     def inputs(
-        self, noise: Tensor, observations: dict[str, Tensor], positives: Tensor, random: torch.Generator
+        self,
+        noise: Tensor,
+        observations: dict[str, Tensor],
+        positives: Tensor,
+        part: slice,
+        random: torch.Generator,
     ) -> StepInputs:
         """See :class:`Objective`."""
-        return StepInputs(torch.zeros_like(noise), (observations,), positives)
+        return StepInputs(torch.zeros_like(noise[part]), (observations,), positives)
 
     def measure(self, output: StepOutput) -> dict[str, Any]:
         """Return nothing: the loss says it all."""
         return {}
 
     def _step(self, inputs: StepInputs) -> StepOutput:
-        return _descend(self.model, inputs, inputs.noise, inputs.positives[:, 0], self.autocast, self.group)
+        return self.descend(inputs, inputs.noise, inputs.positives[:, 0])
 
 
 class DiffusionObjective:
     """DDPM: predicts the noise ε in √ᾱ a + √(1 − ᾱ) ε at a random time step, as Diffusion Policy does."""
 
     def __init__(self, model: nn.Module, config: PolicyConfig, distributed: Distributed) -> None:
-        self.model, self.group, self.autocast = model, distributed.group, _autocast(config)
-        self.generated = 1
+        self.generated, self.descend = 1, _SquaredError(model, config, distributed)
         self.alphas: Tensor = make_scheduler("ddpm").alphas_cumprod.to(distributed.device)
         self.compute: Callable[[StepInputs], StepOutput] = self._step
 
     def inputs(
-        self, noise: Tensor, observations: dict[str, Tensor], positives: Tensor, random: torch.Generator
+        self,
+        noise: Tensor,
+        observations: dict[str, Tensor],
+        positives: Tensor,
+        part: slice,
+        random: torch.Generator,
     ) -> StepInputs:
         """See :class:`Objective`."""
         time = torch.randint(TRAINING_STEPS, (len(noise),), generator=random, device=random.device)
-        return StepInputs(noise, (observations, time.to(noise.device)), positives)
+        return StepInputs(noise[part], (observations, time.to(noise.device)[part]), positives)
 
     def measure(self, output: StepOutput) -> dict[str, Any]:
         """Return nothing: the loss says it all."""
@@ -183,7 +210,7 @@ class DiffusionObjective:
     def _step(self, inputs: StepInputs) -> StepOutput:
         alpha = self.alphas[inputs.conditions[1]][:, None, None]
         noisy = alpha.sqrt() * inputs.positives[:, 0] + (1 - alpha).sqrt() * inputs.noise
-        return _descend(self.model, inputs, noisy, inputs.noise, self.autocast, self.group)
+        return self.descend(inputs, noisy, inputs.noise)
 
 
 OBJECTIVES: dict[str, Callable[[nn.Module, PolicyConfig, Distributed], Objective]] = {
@@ -193,24 +220,31 @@ OBJECTIVES: dict[str, Callable[[nn.Module, PolicyConfig, Distributed], Objective
 }
 
 
-def _descend(
-    model: nn.Module,
-    inputs: StepInputs,
-    chunks: Tensor,
-    target: Tensor,
-    autocast: torch.dtype | None,
-    group: dist.ProcessGroup | None,
-) -> StepOutput:
-    """Add the gradient of the mean squared error; return the loss over all processes."""
-    with torch.autocast(target.device.type, autocast, enabled=autocast is not None):
-        predicted = model(chunks, *inputs.conditions)
-    loss = F.mse_loss(predicted.float(), target)
-    loss.backward()
-    loss = loss.detach()
-    if group is not None:
-        dist.all_reduce(loss, group=group)
-        loss = loss / dist.get_world_size(group)
-    return StepOutput(loss, {}, {}, {}, {})
+class _SquaredError:
+    """Adds the gradient of the mean squared error of a network, one micro-batch after the other."""
+
+    def __init__(self, model: nn.Module, config: PolicyConfig, distributed: Distributed) -> None:
+        self.model, self.group, self.autocast = model, distributed.group, _autocast(config)
+        self.micro = config.batch.micro
+
+    def __call__(self, inputs: StepInputs, chunks: Tensor, target: Tensor) -> StepOutput:
+        """Return the loss over all processes."""
+        total, loss = len(target), torch.zeros((), device=target.device)
+        edges = [round(i * total / self.micro) for i in range(self.micro + 1)]
+        for start, stop in itertools.pairwise(edges):
+            if start == stop:
+                continue
+            rows = slice(start, stop)
+            with reduce_gradients(self.model, when=stop == total):
+                with torch.autocast(target.device.type, self.autocast, enabled=self.autocast is not None):
+                    predicted = self.model(chunks[rows], *take_rows(inputs.conditions, rows))
+                part = F.mse_loss(predicted.float(), target[rows]) * ((stop - start) / total)
+                part.backward()
+            loss = loss + part.detach()
+        if self.group is not None:
+            dist.all_reduce(loss, group=self.group)
+            loss = loss / dist.get_world_size(self.group)
+        return StepOutput(loss, {}, {}, {}, {})
 
 
 def _autocast(config: PolicyConfig) -> torch.dtype | None:

@@ -117,8 +117,8 @@ class PolicyTraining:
         self._random.manual_seed(derive_seed(config.seed, step, NOISE))
         shape = (config.batch.observations * n, config.horizon, self.network.action_size)
         noise = torch.randn(shape, generator=self._random, device=self._random.device)
-        own = noise[self.part.start * n : self.part.stop * n]
-        return self.objective.inputs(own, observations, positives, self._random)
+        own = slice(self.part.start * n, self.part.stop * n)
+        return self.objective.inputs(noise, observations, positives, own, self._random)
 
     def compute_gradient(self, step: int) -> Tensor:
         """See :class:`~driftgen.training.task.Task`, here and below."""

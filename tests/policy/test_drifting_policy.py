@@ -157,6 +157,11 @@ def test_images_are_cropped_and_accepted_as_lerobot_has_them():
     same = processor.prepare({"observation.image": floats}, torch.device("cpu"))["observation.image"]
     assert torch.equal(same, cropped)
     assert torch.equal(center_crop(images, None), images)
+    for wrong in (floats * 255, floats * 2 - 1, floats * np.nan):
+        with pytest.raises(
+            dg.InputError, match=r"observation.image has values .*, expected 0 to 1, or bytes"
+        ):
+            processor.prepare({"observation.image": wrong}, torch.device("cpu"))
 
 
 def test_wrong_observations_are_one_line(tmp_path):
@@ -176,6 +181,8 @@ def test_wrong_observations_are_one_line(tmp_path):
             policy.predict(observations)
     with pytest.raises(dg.InputError, match="for policies of method diffusion, this one is drifting"):
         make_sampler("drifting", "ddim")
+    with pytest.raises(dg.InputError, match="calls=0 must be from 1 to 100"):
+        make_sampler("diffusion", calls=0)
     dg.save_model(policy.network.generator, tmp_path / "g")
     with pytest.raises(dg.InputError, match="is a network without observations \\(UNet1D\\), not a policy"):
         dg.DriftingPolicy.from_pretrained(tmp_path / "g")

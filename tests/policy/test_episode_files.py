@@ -3,6 +3,7 @@
 import io
 import json
 import lzma
+import re
 import shutil
 from contextlib import suppress
 from importlib import import_module
@@ -248,6 +249,11 @@ def test_bad_files_give_one_line(tmp_path):
     fails("is no robomimic file", zarr, subset="train")
     fails("limit=0", zarr, limit=0)
     fails("has no keypoint_3d for observe='keypoint_3d'", zarr, "keypoint_3d")
+    for part in ("state[:x]", "state[2]", "state[:0]", "state[:-1]", "state[", "img[:2]"):
+        fails(re.escape(f"{part} names no columns of"), zarr, part)
+    np.savez(tmp_path / "e.npz", episode_ends=np.zeros(0, int), obs=np.zeros((0, 2)), action=np.zeros((0, 2)))
+    fails("e.npz: episode ends have shape", tmp_path / "e.npz")
+    (tmp_path / "e.npz").unlink()
     np.savez(tmp_path / "a.npz", **arrays)
     fails("holds several data sets")
     fails("a.npz has no episode_ends", tmp_path / "a.npz")
@@ -263,12 +269,13 @@ def test_bad_files_give_one_line(tmp_path):
     fails("has no meta/episode_ends", zarr)
 
 
-def test_training_refuses_actions_that_the_environment_does_not_take(here, tmp_path):
+@pytest.mark.parametrize("recipe", ["pusht-state", "pusht-image"])
+def test_training_refuses_actions_that_the_environment_does_not_take(here, tmp_path, recipe):
     arrays = pusht_arrays(40)
     arrays["action"][7] = [600.0, 10.0]
     np.savez(tmp_path / "a.npz", episode_ends=[40], **arrays)
     done = here(
-        "policy", "train", "pusht-state", "--set", f"data.path={tmp_path / 'a.npz'}", "--out", tmp_path / "r"
+        "policy", "train", recipe, "--set", f"data.path={tmp_path / 'a.npz'}", "--out", tmp_path / "r"
     )
     assert done.returncode == 2
     assert "action 0 of step 7 is 600, PushT takes 0 to 512" in done.stderr

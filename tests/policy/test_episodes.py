@@ -106,7 +106,9 @@ def test_held_out_episodes_depend_on_the_seed_alone():
         ({"observations": {"observation.state": np.zeros((9, 2))}}, "has 9 steps, actions have 10"),
         ({"observations": {"observation.state": np.full((10, 2), np.nan)}}, "of step 0 is not finite"),
         ({"observations": {"observation.image": np.zeros((10, 4, 4, 3))}}, "dtype float64, expected uint8"),
+        ({"observations": {"observation.state": np.zeros((10, 0))}}, r"state has shape \[10, 0\]"),
         ({"actions": np.zeros(10)}, r"actions has shape \[10\]"),
+        ({"actions": np.zeros((10, 0))}, r"actions has shape \[10, 0\]"),
     ],
 )
 def test_bad_episodes_are_named_in_one_line(change, message):

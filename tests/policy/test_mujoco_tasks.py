@@ -1,6 +1,7 @@
 """Lift, Can and Kitchen: observations, seeds, scores. Needs robosuite and gymnasium-robotics."""
 
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -38,6 +39,40 @@ def test_a_seed_fixes_the_episode(name):
     # The simulators draw from NumPy's global generator, whose state is restored.
     assert np.array_equal(before, np.random.get_state()[1])  # noqa: NPY002
     environment.close()
+
+
+class Simulator:
+    """A simulator that draws its first state from NumPy's global generator, or from one of its own."""
+
+    def __init__(self, owns):
+        if owns:
+            self.rng = np.random.default_rng()
+            self.sampler = self.rng  # parts of the scene hold the same generator
+        self.draw = self.sampler.random if owns else np.random.random_sample
+
+    def reset(self):
+        keys = ("object-state", "robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
+        return dict(zip(keys, np.split(self.draw(19), (10, 13, 17)), strict=True))
+
+
+# robosuite 1.5.1 draws from the global generator, 1.5.2 from one of its own.
+@pytest.mark.parametrize("owns", [False, True])
+def test_a_seed_reaches_every_version_of_robosuite(owns, monkeypatch):
+    pytest.importorskip("gymnasium")
+    robosuite = types.SimpleNamespace(make=lambda name, **options: Simulator(owns))
+    controllers = types.SimpleNamespace(load_composite_controller_config=lambda robot: {})
+    monkeypatch.setitem(sys.modules, "robosuite", robosuite)
+    monkeypatch.setitem(sys.modules, "robosuite.controllers", controllers)
+    monkeypatch.delitem(sys.modules, TASKS["lift"].module, raising=False)
+    environments = make_environment("lift"), make_environment("lift")
+    monkeypatch.delitem(sys.modules, TASKS["lift"].module)  # the next test imports the real one
+
+    def start(index, seed):
+        return environments[index].reset(seed=seed)[0]["observation.state"].tolist()
+
+    first, other = start(0, 3), start(0, 4)
+    assert start(0, 3) == start(1, 3) == first != other
+    assert start(0, None) != start(0, None)
 
 
 @pytest.mark.slow

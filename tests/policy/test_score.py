@@ -2,6 +2,7 @@
 
 import json
 import types
+from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from driftgen.policy.latency import measure_latency
 from driftgen.policy.policy_loading import LoadOptions, choose_task, policies_of_run
 from driftgen.policy.rollout import RandomPolicy, Rollout, run_rollouts
 from driftgen.policy.score import evaluate_policies, score_table, summarize
-from driftgen.policy.score_files import run_policy_evaluation, run_single_rollout
+from driftgen.policy.score_files import _summary, run_policy_evaluation, run_single_rollout
 from driftgen.policy.videos import choose_rollouts
 from tests.support.small_policy import save_small_policy
 
@@ -125,6 +126,7 @@ def test_an_evaluation_resumes_by_weights(tmp_path):
     assert record["mean"] == pytest.approx(np.mean([first["mean"], second["mean"]]))
     assert {"evaluator", "hardware", "torch", "command", "standard_error"} <= record.keys()
     assert second["environment"]["device"] == "cpu"
+    assert second["simulator"] == {name: version(name) for name in ("gym-pusht", "pymunk")}
     again, none = evaluate(40.0, 0.0)
     assert again["checkpoints"] == [second, first]
     assert not none
@@ -132,6 +134,24 @@ def test_an_evaluation_resumes_by_weights(tmp_path):
     assert (other["noise_seed"], len(other["checkpoints"])) == (1, 1)
     assert not np.array_equal(simulated[0].actions, rollouts[0].actions)
     assert len(loads) == 5
+
+
+def test_schedulers_do_not_share_results(tmp_path):
+    pytest.importorskip("gym_pusht")
+    pytest.importorskip("diffusers")
+    network = save_small_policy(tmp_path / "diffusion", method="diffusion")
+
+    def evaluate(**options):
+        policy = DriftingPolicy.from_pretrained(network, **options)
+        models = [("diffusion", lambda: policy)]
+        return evaluate_policies(models, "pusht", "keypoints", tmp_path, latency=False, **SHORT)[0]
+
+    ddim = evaluate(scheduler="ddim", calls=3)
+    ddpm = evaluate(scheduler="ddpm", calls=3)
+    assert [record["checkpoints"][0]["weights"].split(", ")[1:] for record in (ddim, ddpm)] == [
+        ["ddim", "3 calls"],
+        ["ddpm", "3 calls"],
+    ]
 
 
 def test_the_table_shows_errors_and_calls():
@@ -157,6 +177,11 @@ def test_the_table_shows_errors_and_calls():
         "| drifting | pusht, keypoints | 0.912 ± 0.012 | 0.50 | 2 "
         "| 100000 to 100001 | 1 | 2.5 | 3,200 | cpu |"
     )
+
+
+def test_one_seed_is_one():
+    record = {"mean": 0.5, "standard_error": None, "success_rate": 0.0, "seeds": [3], "checkpoints": [{}]}
+    assert _summary("PushT", record) == "PushT: score 0.500, success 0%, 1 seed"
 
 
 def test_best_and_worst_episodes():

@@ -357,6 +357,7 @@ def test_train_by_the_name_of_a_recipe(tmp_path):
     ("changes", "message"),
     [
         ({"executed": 8}, "executed must be 1 to 7"),
+        ({"observed": 9}, "observed must not be above horizon"),
         ({"joint": {"groups": 4}}, "joint.groups must divide batch.observations"),
         ({"generator": {"kind": "dit"}}, "generator.kind='dit' is not known"),
         ({"output": {"eval_every": 10}}, "driftgen policy eval"),
