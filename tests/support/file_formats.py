@@ -45,7 +45,18 @@ from tests.support.autoencoders import taesd_files
 from tests.support.checkpoint_states import state
 from tests.support.image_data import write_tar
 from tests.support.latent_images import Images
-from tests.support.resumed_results import EVALUATION, SCORES, evaluated, own_run, resume, scored
+from tests.support.resumed_results import (
+    EVALUATION,
+    SCORES,
+    encoder_choice,
+    encoder_run,
+    evaluated,
+    own_run,
+    resume,
+    scored,
+    trained,
+    training,
+)
 
 
 @dataclass(frozen=True)
@@ -357,6 +368,9 @@ FORMATS = (
     Format("run, data", _run, lambda f: run_data(str(f)), ("config.yaml",)),
     Format("run, resumed", own_run, resume, ("config.yaml",)),
     Format("run, resumed, --init", own_run, lambda f: resume(f, "init=digits"), ("config.yaml",)),
+    Format(
+        "encoder run", encoder_run, encoder_choice, ("*/config.yaml", "*/metrics.jsonl", "*/model/*.json")
+    ),
     Format("run without a model", _run, _no_model, ("config.yaml", "metrics.jsonl")),
     Format(
         "reference statistics", _reference, lambda f: load_reference(f / "r.safetensors"), ("r.safetensors",)
@@ -384,6 +398,7 @@ FORMATS = (
     Format("ablation record", _record("r.json", ABLATION), lambda f: _read_json(f / "r.json"), ("r.json",)),
     Format("evaluation, resumed", _record("e.json", EVALUATION), evaluated, ("e.json",)),
     Format("policy scores", _record("e.json", SCORES), scored, ("e.json",)),
+    Format("training of the studio", training, trained, (".studio/job.json",)),
     Format("collection", _record("options.json", OPTIONS), lambda f: _check_options(f, OPTIONS), ("*.json",)),
     Format("samples", _record("s.json", OPTIONS), lambda f: _claim(f / "s.json", OPTIONS), ("s.json",)),
     Format("sheet", _sheet, lambda f: read_sheet(f / "s.png"), ("s.png",)),

@@ -1,13 +1,23 @@
 """What a command reads when it is typed again: the choices of a run and the results of evaluations."""
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
+import psutil
+import torch
+
+import driftgen as dg
 from driftgen.evaluation.sweep import _stored_rows
+from driftgen.features.resnet_mae import ResNetMAE
 from driftgen.policy.environments import find_task
 from driftgen.policy.score import _known_checkpoints, _record, score_table
 from driftgen.policy.score_files import _summary
 from driftgen.report.evaluation_files import format_rows
+from driftgen.studio.readable_folders import ReadableFolders
+from driftgen.studio.training_job import TrainingJob
+from driftgen.training.auto_encoder import choose_encoder
 from driftgen.training.own_images import notes, plan
 from driftgen.training.recipes import load_recipe, to_yaml
 
@@ -48,3 +58,32 @@ def scored(folder: Path) -> Any:
     if found := list(_known_checkpoints(folder / "e.json", protocol).values()):
         record = _record(protocol, found, find_task("pusht"), "")
         return score_table([("a", record | {"observe": "state"})]), _summary("PushT", record)
+
+
+def training(folder: Path) -> None:
+    """The record of a training that a studio started, and that runs."""
+    (folder / ".studio").mkdir()
+    began = psutil.Process().create_time()
+    record = {"pid": os.getpid(), "began": began, "command": "driftgen train", "run": "a", "since": "today"}
+    (folder / ".studio" / "job.json").write_text(json.dumps(record))
+
+
+def trained(folder: Path) -> Any:
+    """The state of that training, as the page shows it."""
+    return TrainingJob(ReadableFolders(folder, folder)).state()
+
+
+def encoder_run(folder: Path) -> None:
+    """A complete encoder run beside the folder of a new run."""
+    run = folder / "mae-photos"
+    config = load_recipe("mae-folder", ["data.size=8", "data.path=photos", "optim.steps=3"])
+    dg.save_model(ResNetMAE(3, 8, (1, 1, 1, 1), num_classes=2), run / "model", class_names=["a", "b"],
+                  source={"step": 3})  # fmt: skip
+    (run / "config.yaml").write_text(to_yaml(config))
+    (run / "metrics.jsonl").write_text(json.dumps({"step": 3, "accuracy": 0.5}) + "\n")
+
+
+def encoder_choice(folder: Path) -> Any:
+    """The encoder of the new run."""
+    config = load_recipe("folder", ["data.size=8", "data.path=photos"], "train")
+    return choose_encoder(config, folder / "photos", torch.device("cpu"), folder)
