@@ -34,6 +34,8 @@ __all__ = [
 ]
 
 RESULT = "evaluation.json"
+COMPARED = "compared"  # the only value of a row that is no number
+LARGEST = 2**63
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def evaluate_model(
     alphas = list(dict.fromkeys(guidance)) or [pipe.guidance]
     facts = {"model": model, "weights": weights_checksum(pipe.generator), "seed": seed, "samples": samples}
     facts |= {"dtype": str(next(pipe.generator.parameters()).dtype).removeprefix("torch.")}
-    record = _start(evaluation, facts)
+    record = _start(evaluation, facts, "guidance")
     done = {row["guidance"]: row for row in record["rows"]}
     _warn_of_few(samples, evaluation)
     rows = []
@@ -131,8 +133,11 @@ def check_request(pipe: DriftPipeline, samples: int, guidance: Sequence[float]) 
         pipe.check(guidance=alpha, output="numpy")
 
 
-def _start(evaluation: Evaluation, facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the record so far: that of ``evaluation.out`` if it is of the same evaluation."""
+def _start(evaluation: Evaluation, facts: dict[str, Any], *required: str) -> dict[str, Any]:
+    """Return the record so far: that of ``evaluation.out`` if it is of the same evaluation.
+
+    ``required`` are values that every row has.
+    """
     reference, encoder = evaluation.reference, evaluation.encoder
     reference.check(encoder, force=evaluation.force)
     identity = {
@@ -146,17 +151,33 @@ def _start(evaluation: Evaluation, facts: dict[str, Any]) -> dict[str, Any]:
     if evaluation.out is None:
         return record
     make_folder(evaluation.out)
-    path = evaluation.out / RESULT
-    if path.is_file():
-        advice = "remove it or choose another --out"
-        stored = read_json(path, "the result of an evaluation", advice, finite=False)
-        if stored.get("key") != key:
-            raise InputError(f"{evaluation.out} holds the result of another evaluation: choose another --out")
-        rows = stored.get("rows")
-        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise InputError(f"{path} is damaged, it has no rows: {advice}")
-        record["rows"] = rows
+    record["rows"] = _stored_rows(evaluation.out / RESULT, key, required)
     return record
+
+
+def _stored_rows(path: Path, key: str, required: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the rows of a file, none if there is none; raise if it is damaged or of another evaluation."""
+    if not path.is_file():
+        return []
+    advice = "remove it or choose another --out"
+    stored = read_json(path, "the result of an evaluation", advice, finite=False)
+    if stored.get("key") != key:
+        raise InputError(f"{path.parent} holds the result of another evaluation: choose another --out")
+    rows = stored.get("rows")
+    if not isinstance(rows, list):
+        raise InputError(f"{path} is damaged, it has no rows: {advice}")
+    for number, row in enumerate(rows, 1):
+        known = isinstance(row, dict) and all(_is_number(v) for k, v in row.items() if k != COMPARED)
+        if not known or not all(name in row for name in required):
+            raise InputError(f"{path} is damaged, row {number} is no row of metrics: {advice}")
+    return rows
+
+
+def _is_number(value: Any) -> bool:
+    """Return True for a float, also NaN and infinities, and for an integer that a float can hold."""
+    return isinstance(value, float) or (
+        isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST
+    )
 
 
 def _write(record: dict[str, Any], evaluation: Evaluation) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import lzma
 import math
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -67,7 +68,8 @@ def open_episodes(
         raise InputError(f"{path} is not a known data set: pass {FORMS}")
     if subset is not None and reader is not _read_robomimic:
         raise InputError(f"subset={subset!r}: {path} is no robomimic file; leave the option out")
-    with reading(path, "demonstrations"):
+    with reading(path, "demonstrations"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of zarr, about other files in its folder; of NumPy, about casts
         return reader(path, observe, limit, subset)
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from pydantic import BaseModel, ConfigDict, FiniteFloat
 from torch import nn
 
 from driftgen.errors import InputError
@@ -203,15 +204,42 @@ def _record(
     return record | {"evaluator": EVALUATOR, "checkpoints": entries, **provenance(command)}
 
 
+class _KnownLatency(BaseModel):
+    """The values of a latency that a summary shows."""
+
+    model_config = ConfigDict(strict=True)
+
+    batch: int
+    milliseconds: FiniteFloat
+    actions_per_second: FiniteFloat
+    network_calls: int | None
+    device: str
+
+
+class _Known(BaseModel):
+    """The values of a checkpoint's results that are read again; all others are copied as they are."""
+
+    model_config = ConfigDict(strict=True)
+
+    weights: str
+    scores: list[FiniteFloat]
+    successes: list[bool]
+    latency: list[_KnownLatency] = []
+
+
 def _known_checkpoints(path: Path, protocol: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the checkpoints of a file by their weights; none if its protocol differs or it is damaged."""
     try:
         record = read_json(path, "the result of an evaluation", finite=False)
         if any(record.get(key) != value for key, value in protocol.items()):
             return {}
-        return {entry["weights"]: entry for entry in record["checkpoints"]}
-    except (ValueError, KeyError, AttributeError, TypeError):
+        found = [_Known.model_validate(entry) for entry in record["checkpoints"]]
+    except (InputError, ValueError, LookupError, TypeError):  # pydantic's error is a ValueError
         return {}
+    episodes = len(protocol["seeds"])
+    whole = all(len(entry.scores) == len(entry.successes) == episodes for entry in found)
+    entries = zip(found, record["checkpoints"], strict=True)
+    return {entry.weights: stored for entry, stored in entries} if whole else {}
 
 
 def _identify(name: str, policy: Policy) -> str:

@@ -133,7 +133,7 @@ class TrainingJob:
             return code is None, code
         # The id may belong to another process by now, which began at another time.
         now, then = _began(record["pid"]), record["began"]
-        known = now is not None and isinstance(then, int | float)
+        known = now is not None and isinstance(then, float)  # an integer may be too large for one
         return known and abs(now - then) < CLOCK_SECONDS, None
 
     def _read(self) -> dict[str, Any]:

@@ -51,7 +51,8 @@ class FrozenTokenizer(nn.Module):
         self.image_channels, self.latent_channels = channels
         self.factor, self.source = factor, source
         self.scale, self.batch_size = float(scale), batch_size
-        self.network = None if network is None else network.to(dtype)
+        # The method of diffusers warns about modules that should stay in float32, even if there are none.
+        self.network = None if network is None else nn.Module.to(network, dtype)
         self.requires_grad_(False)
         self.train(False)
 

@@ -172,7 +172,7 @@ def _assess(run: Path, config: TrainConfig) -> tuple[str, str]:
     usual = load_recipe("mae-folder", overrides, "pretrain").optim.steps
     if steps < SHORT * usual:
         doubts.append(f"was trained for {steps:,} steps, its recipe has {usual:,}")
-    if isinstance(accuracy, int | float) and saved.class_names:
+    if isinstance(accuracy, float) and 0 <= accuracy <= 1 and saved.class_names:
         chance = 1 / len(saved.class_names)
         facts += f", accuracy {accuracy:.2f} (chance {chance:.2g})"
         if accuracy < min(2 * chance, chance + NEAR_CHANCE):

@@ -17,6 +17,7 @@ from driftgen.errors import InputError
 from driftgen.interop.saved_config import model_options
 from driftgen.model_io import load_any, registered_name
 from driftgen.support.distributed import Distributed, choose_device
+from driftgen.support.untrusted_files import shown
 from driftgen.support.user_paths import expand_user
 from driftgen.training.auto_encoder import is_auto, pretrain_config
 from driftgen.training.build import Parts, build_mae
@@ -46,6 +47,7 @@ SIZE, REASON, AUGMENTATION, ENCODER = "size", "reason of the size", "augmentatio
 GENERATOR = "generator"
 TIME = "time"  # of both parts, at a size as it is
 EXPECT = "expect"  # of a size
+RECORDED = "as the run started"  # reason of a size whose run does not say it
 WARNING = "warning about the encoder"
 # Changes that leave the time of a size as it is.
 TIMELESS = ("data.path=", "data.augment", "data.conditional", "seed=", "output.", "init=")
@@ -180,8 +182,10 @@ def notes(config: Config, folder: Path) -> list[str]:
     if SIZE in chosen:
         time = f"{chosen[TIME]}. " if TIME in chosen else ""
         pixels = f"{getattr(config.data, 'size', None)} pixels{', ' if time else '. '}"
-        note = chosen.get(EXPECT) or size_note(chosen[SIZE])  # runs of earlier versions have none
-        lines.append(f"size {chosen[SIZE]} ({chosen[REASON]}): {pixels}{time}{note}")
+        # Runs of earlier versions have no note, and other hands may have changed the choices.
+        note = chosen.get(EXPECT) or (size_note(chosen[SIZE]) if chosen[SIZE] in SIZES[1:] else "")
+        text = f"size {chosen[SIZE]} ({chosen.get(REASON, RECORDED)}): {pixels}{time}{note}"
+        lines.append(text.removesuffix(". "))
     if GENERATOR in chosen:
         lines.append(f"generator {chosen[GENERATOR]}")
     if AUGMENTATION in chosen and config.task == "train":
@@ -194,7 +198,14 @@ def _recorded_size(folder: Path | None) -> Choice | None:
     if folder is None or not (folder / CONFIG).is_file():
         return None
     chosen = getattr(load_recipe(folder / CONFIG), "chosen", {})
-    return Choice(chosen[SIZE], chosen[REASON]) if SIZE in chosen else None
+    if SIZE not in chosen:
+        return None
+    if chosen[SIZE] not in SIZES[1:]:
+        raise InputError(
+            f"{folder / CONFIG}: chosen.size={shown(chosen[SIZE])} is not known: name the size of the "
+            f"run with --size, one of {', '.join(SIZES[1:])}"
+        )
+    return Choice(chosen[SIZE], chosen.get(REASON, RECORDED))
 
 
 def _initial_model(config: Config, size: str, overrides: Sequence[str], folder: Path | None) -> list[str]:

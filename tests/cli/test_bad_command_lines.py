@@ -63,6 +63,7 @@ def test_odd_values():
             "cpu",
         ),
         ("policy", "eval", "missing", "--checkpoints", "-1"),
+        ("pretrain", ".", "--dry-run"),
         ("convert",),
         ("bench",),
     ],

@@ -5,6 +5,7 @@ import json
 import lzma
 import re
 import shutil
+import warnings
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -132,6 +133,19 @@ def test_frames_of_a_zarr_that_are_not_read_need_no_memory(tmp_path, monkeypatch
         InputError, match=r"pusht\.zarr: data/img takes .* of memory at least, the machine has"
     ):
         open_episodes(path, "image")
+
+
+def test_readers_print_no_warnings_of_libraries(tmp_path):
+    """A file of the system in a folder, and numbers beyond float32, which are refused in one line."""
+    path = write_zarr(tmp_path / "pusht.zarr", pusht_arrays(), ENDS)
+    (path / ".DS_Store").write_bytes(b"x")
+    large = pusht_arrays() | {"keypoint": np.full((12, 9, 2), 1e300)}
+    np.savez(tmp_path / "large.npz", episode_ends=ENDS, **large)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(open_episodes(path)) == 3
+        with pytest.raises(InputError, match="not finite"):
+            open_episodes(tmp_path / "large.npz")
 
 
 def test_blockpush_zarr(tmp_path):

@@ -37,7 +37,8 @@ from tests.support.pipelines import small
 
 SECONDS = 150  # of a loaded machine; the largest networks and compilation need 60 on an idle one
 
-ERROR, NOTES = "driftgen: error: ", ("warning", "note: ")
+# Notes may precede an answer: what is read or downloaded, or a warning of a step.
+ERROR, NOTES = "driftgen: error: ", ("warning", "note: ", "reading ")
 HUGE = str(10**30)
 NUMBERS = ["-1", "0", HUGE, "-" + HUGE, "1.5", "nan", "inf", "-inf", "1e300", "-1e300", "1e-300", "x", ""]
 LONG = "a" * 5000
@@ -248,7 +249,6 @@ def try_line(words, folder):
         return f"exit code {child.returncode}: {last}"
     if (child.returncode == 2 and not last.startswith(ERROR)) or "error: ;" in last:
         return f"no message: {last}"
-    # Notes may precede the answer, such as what is downloaded or a warning of a step.
     if child.returncode == 2 and sum(not line.startswith(NOTES) for line in lines) > 1:
         return f"{len(lines)} lines, the first: {lines[0][:200]}"
     return None

@@ -21,8 +21,8 @@ from tests.support.file_formats import FORMATS, SLOW_FORMATS, Format
 
 BATCH = 10  # cases of a format before the next one
 ODD: tuple[Any, ...] = (
-    None, True, -1, 0, 1.5, 1e9, 10**9, -(10**9), 1e308, 10**30, float("inf"), float("nan"), "", "x", "1",
-    "../../x", "é\n", [], [1], [[]], {}, {"x": 1}, "a" * 5000, [None] * 3, "-1",
+    None, True, -1, 0, 1.5, 1e9, 10**9, -(10**9), 1e308, 10**30, 10**400, float("inf"), float("nan"), "", "x",
+    "1", "../../x", "é\n", [], [1], [[]], {}, {"x": 1}, "a" * 5000, [None] * 3, "-1",
 )  # fmt: skip
 
 

@@ -31,7 +31,6 @@ from driftgen.interop.run_models import find_run_model
 from driftgen.model_io import load_any
 from driftgen.policy.collect import _check_options
 from driftgen.policy.episode_files import open_episodes
-from driftgen.policy.score import _known_checkpoints
 from driftgen.report.run_files import open_run
 from driftgen.report.sample_folder import _claim
 from driftgen.report.toy_page import read_toy
@@ -46,6 +45,18 @@ from tests.support.autoencoders import taesd_files
 from tests.support.checkpoint_states import state
 from tests.support.image_data import write_tar
 from tests.support.latent_images import Images
+from tests.support.resumed_results import (
+    EVALUATION,
+    SCORES,
+    encoder_choice,
+    encoder_run,
+    evaluated,
+    own_run,
+    resume,
+    scored,
+    trained,
+    training,
+)
 
 
 @dataclass(frozen=True)
@@ -331,7 +342,6 @@ TOY = {
     "torch": "2",
 }
 NORMALIZATION = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "rescale_factor": 0.00392}
-SCORES = {"task": "pusht", "checkpoints": [{"weights": "abc", "mean": 0.5}]}
 ABLATION = {"seconds": 3.0, "failed": None, "warnings": ["a"], "scores": {"k": {"1.0": {"fid": 3.0}}}}
 OPTIONS = {"task": "lift", "episodes": 3}
 
@@ -356,6 +366,11 @@ FORMATS = (
     Format("recipe", _recipe, lambda f: load_recipe(f / "own.yaml"), ("own.yaml",)),
     Format("run, report", _run, _read_report, ("config.yaml", "metrics.jsonl", "evaluation.json")),
     Format("run, data", _run, lambda f: run_data(str(f)), ("config.yaml",)),
+    Format("run, resumed", own_run, resume, ("config.yaml",)),
+    Format("run, resumed, --init", own_run, lambda f: resume(f, "init=digits"), ("config.yaml",)),
+    Format(
+        "encoder run", encoder_run, encoder_choice, ("*/config.yaml", "*/metrics.jsonl", "*/model/*.json")
+    ),
     Format("run without a model", _run, _no_model, ("config.yaml", "metrics.jsonl")),
     Format(
         "reference statistics", _reference, lambda f: load_reference(f / "r.safetensors"), ("r.safetensors",)
@@ -381,12 +396,9 @@ FORMATS = (
     ),
     Format("toy metrics", _record("metrics.json", TOY), read_toy, ("metrics.json",)),
     Format("ablation record", _record("r.json", ABLATION), lambda f: _read_json(f / "r.json"), ("r.json",)),
-    Format(
-        "policy scores",
-        _record("e.json", SCORES),
-        lambda f: _known_checkpoints(f / "e.json", {}),
-        ("e.json",),
-    ),
+    Format("evaluation, resumed", _record("e.json", EVALUATION), evaluated, ("e.json",)),
+    Format("policy scores", _record("e.json", SCORES), scored, ("e.json",)),
+    Format("training of the studio", training, trained, (".studio/job.json",)),
     Format("collection", _record("options.json", OPTIONS), lambda f: _check_options(f, OPTIONS), ("*.json",)),
     Format("samples", _record("s.json", OPTIONS), lambda f: _claim(f / "s.json", OPTIONS), ("s.json",)),
     Format("sheet", _sheet, lambda f: read_sheet(f / "s.png"), ("s.png",)),

@@ -68,6 +68,16 @@ def test_sd_vae_matches_diffusers(kl):
         assert close(SDVAE(kl).encode(X, seeded(7)), want)
 
 
+def test_networks_are_cast_without_a_warning(kl, monkeypatch):
+    """diffusers would name an empty list of modules that should stay in float32."""
+    from diffusers.models import modeling_utils
+
+    said = []
+    monkeypatch.setattr(modeling_utils.logger, "warning", said.append)
+    assert next(SDVAE(kl, dtype=torch.bfloat16).parameters()).dtype == torch.bfloat16
+    assert not said
+
+
 def test_sd_vae_draws_new_samples(kl):
     vae = SDVAE(kl, batch_size=100)
     with torch.no_grad():
