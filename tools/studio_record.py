@@ -44,7 +44,7 @@ def _request(method: str, path: str, body: str | None = None) -> bytes:
 
 def _ask(model: str, seed: int, images: int) -> str:
     """Begin a request for images and return its event."""
-    data = [model, [], 1.5, seed, 1, images, "Images"]
+    data = [model, [], 1.5, seed, 1, images, "Images", "sample"]
     answer = _request("POST", "/gradio_api/call/sample", json.dumps({"data": data}))
     return str(json.loads(answer)["event_id"])
 

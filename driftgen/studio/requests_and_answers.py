@@ -9,6 +9,7 @@ __all__ = [
     "GUIDANCE_VALUES",
     "MODES",
     "MOST_IMAGES",
+    "MOST_ROWS",
     "ModelEntry",
     "ModelFacts",
     "Pictures",
@@ -20,6 +21,7 @@ __all__ = [
 Mode = Literal["samples", "guidance", "walk"]
 MODES: tuple[Mode, ...] = ("samples", "guidance", "walk")
 MOST_IMAGES = 64  # of a request
+MOST_ROWS = 8  # of the modes with several images per row
 GUIDANCE_VALUES = (1.0, 1.5, 2.0, 3.0, 4.0)
 
 

@@ -29,6 +29,7 @@ from driftgen.studio.requests_and_answers import (
     GUIDANCE_VALUES,
     MODES,
     MOST_IMAGES,
+    MOST_ROWS,
     ModelEntry,
     ModelFacts,
     Pictures,
@@ -40,7 +41,6 @@ from driftgen.support.images import to_pil, to_uint8
 __all__ = ["Sampler", "interpolate"]
 
 BATCH = 16  # images; bounds the memory
-MOST_ROWS = 8  # of the modes with several images per row
 WALK = 9  # images of a walk
 NEAREST = 5
 MOST_TRAINING = 20_000  # training images that are compared; evenly spread if there are more

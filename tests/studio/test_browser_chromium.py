@@ -241,9 +241,11 @@ def test_a_walk_between_noises(visit, folder_of):
     found = np.array(page.evaluate(frame), np.uint8).reshape(1, 8, 8, 4)[..., :3]
     _, expected = by_python(pipe, folder, 1, 0, label=1, noise=between)
     assert np.abs(found.astype(int) - expected).max() <= 1
+    height = page.locator(".walk").bounding_box()["height"]
     page.click("#play")
     assert page.inner_text("#play") == "Pause"
-    until(page, "document.getElementById('rate').textContent.includes('frames per second')")
+    until(page, "document.getElementById('rate').textContent.includes('frames/s')")
+    assert page.locator(".walk").bounding_box()["height"] == height
     until(page, "page.walk.frames.length >= 5")  # within one second
     page.click("#play")
     place = page.evaluate("page.walk.place")

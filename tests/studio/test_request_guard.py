@@ -101,6 +101,9 @@ def test_pages_of_other_sites_cannot_start_anything():
     assert ask(path, "POST", origin="http://127.0.0.1:7860", **length)[2] == "passed"
     for origin in ("http://evil.example", "null", "http://127.0.0.1:1", "http://localhost:7860"):
         assert ask(path, "POST", origin=origin, **length)[0] == 403
+        # Gradio would let pages of other ports of this machine read the answer.
+        assert ask("/config", origin=origin)[0] == 403
+    assert ask("/config", origin="http://127.0.0.1:7860")[2] == "passed"
 
 
 def test_the_token_opens_the_page():

@@ -47,8 +47,11 @@ def test_sample_every_way(visit):
     page.get_by_label("Same noise, several guidance values").check()
     generate(page, 40)
     assert page.locator("#images .column").all_inner_texts()[0] == "guidance 1"
+    assert not page.get_by_label("Second seed").is_visible()
     page.get_by_label("Walk between two noises").check()
+    page.get_by_label("Second seed").fill("2")
     generate(page, 72)
+    assert page.locator("#images .column").all_inner_texts()[-1] == "seed 2"
     page.click("#images summary")
     assert page.is_visible("#images details img")
     page.click("#nearest")
@@ -57,6 +60,18 @@ def test_sample_every_way(visit):
     page.click("#new-seed")
     page.wait_for_function("document.querySelectorAll('#images .grid img').length === 72")
     assert page.get_by_label("Seed", exact=True).input_value() != "5"
+
+
+def test_columns_fit_a_phone(visit):
+    page = visit(size="phone")
+    page.get_by_label("Same noise, several guidance values").check()
+    generate(page, 40)
+    for button, images in (("#generate", 40), ("#nearest", 48)):
+        page.click(button)
+        page.wait_for_function(f"document.querySelectorAll('#images .grid img').length === {images}")
+        for part in ("#images .grid", "#images .column"):
+            fits = "(list) => list.every((part) => part.scrollWidth <= part.clientWidth)"
+            assert page.locator(part).evaluate_all(fits), (button, part)
 
 
 def test_download_images(visit, tmp_path):

@@ -10,7 +10,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(chromium_path() is None, reason="needs chromium: apt-get install chromium"),
 ]
-SAMPLE_INPUTS = 7
+SAMPLE_INPUTS = 8
 LOOK_INPUTS = 3  # of the Runs tab
 
 
@@ -29,6 +29,35 @@ def test_images_stay_when_the_answer_to_the_choice_of_the_model_comes_after_them
     page.wait_for_selector("#classes [role=option][aria-label='3']")
     in_force(page)
     assert page.locator("#images .grid img").count() == 16
+
+
+def test_of_two_buttons_the_one_pressed_last_shows_its_images(visit):
+    page = visit()
+    held = Held(page, lambda data: len(data) == SAMPLE_INPUTS and not held.routes)
+    page.click("#generate")
+    while not held.routes:
+        page.wait_for_timeout(50)
+    page.click("#nearest")
+    in_force(page)
+    held.release()
+    page.wait_for_function("document.querySelectorAll('#images .grid img').length === 48")
+    in_force(page)
+    assert page.locator("#images .grid img").count() == 48
+
+
+def test_a_button_pressed_again_counts(visit):
+    page = visit()
+    held = Held(page, lambda data: len(data) == SAMPLE_INPUTS and not held.routes)
+    page.click("#new-seed")
+    while not held.routes:
+        page.wait_for_timeout(50)
+    seed = page.get_by_label("Seed", exact=True)
+    first = seed.input_value()
+    page.click("#new-seed")
+    page.wait_for_function(f"document.querySelector('#seed input').value !== {first!r}")
+    held.release()
+    seed_of_images = "document.querySelector('#images .made')?.textContent.replace('digits, seed ', '')"
+    page.wait_for_function(f"{seed_of_images} === document.querySelector('#seed input').value")
 
 
 def test_leaving_the_model_as_it_is_leaves_the_classes_and_the_images(visit):

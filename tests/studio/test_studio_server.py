@@ -15,7 +15,7 @@ from tests.support.helpers import fails
 from tests.support.studio_folders import add_photos, add_run, make_folders
 from tests.support.studio_process import run_studio
 
-SAMPLE = ("digits", [], 1.5, 0, 1, 4, "Images")
+SAMPLE = ("digits", [], 1.5, 0, 1, 4, "Images", "sample")
 
 
 def test_this_machine_needs_no_token():
@@ -104,7 +104,7 @@ def test_fifty_requests_at_once_are_answered_in_order(studio):
 
     threads = []
     for i in range(50):  # each arrives before the next one is sent
-        event = studio.start_call("sample", "digits", ["3"], 1.5, i, 1, 16, "Images")
+        event = studio.start_call("sample", "digits", ["3"], 1.5, i, 1, 16, "Images", "sample")
         threads.append(threading.Thread(target=finish, args=(i, event)))
         threads[-1].start()
     for thread in threads:

@@ -67,7 +67,7 @@ class RequestGuard:
         if self.token is None and _hostname(host) not in LOCAL_HOSTS:
             return 403, "This studio answers to 127.0.0.1 and localhost only.", []
         origin = headers.get("origin")
-        if method not in ("GET", "HEAD") and origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and urlsplit(origin).netloc != host:
             return 403, "This request comes from a page of another site.", []
         if path == UPLOAD:
             return 403, "The studio takes no uploads: it reads the folders it was started with.", []

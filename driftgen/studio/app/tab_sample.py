@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from driftgen.errors import InputError
 from driftgen.studio.app.downloads import file_name
 from driftgen.studio.app.tab_html import show_message, show_pictures
 from driftgen.studio.app.workshop import Workshop, say_errors, whole
-from driftgen.studio.requests_and_answers import MOST_IMAGES, SampleRequest
+from driftgen.studio.requests_and_answers import MOST_IMAGES, MOST_ROWS, SampleRequest
 
 __all__ = ["build_sample_tab"]
 
@@ -49,16 +48,25 @@ def build_sample_tab(gr: Any, page: Any, workshop: Workshop) -> None:
             guidance = gr.Slider(
                 1, 8, 1, step=0.1, label="Guidance", info="1 is none; more is closer to the class"
             )
-            number = gr.Slider(1, MOST_IMAGES, 16, step=1, label="Number of images or rows")
+            number = gr.Slider(
+                1,
+                MOST_IMAGES,
+                16,
+                step=1,
+                label="Number of images or rows",
+                info=f"At most {MOST_ROWS} rows",
+            )
             with gr.Row():
                 seed = gr.Number(0, label="Seed", precision=0, min_width=110, elem_id="seed")
-                second = gr.Number(1, label="Second seed", precision=0, min_width=110)
+                second = gr.Number(1, label="Second seed", precision=0, min_width=110, visible="hidden")
             generate = gr.Button("Generate", variant="primary", elem_id="generate")
             other = gr.Button("Generate with a new seed", elem_id="new-seed")
             nearest = gr.Button("Nearest training images", elem_id="nearest")
         with gr.Column(scale=3, min_width=300, elem_id="results"):
             output = gr.HTML(show_message(WELCOME), apply_default_css=False, elem_id="images")
     described = gr.State("")  # the model that the classes and the guidance belong to
+    # The button that was pressed last, and when. Hidden, but part of the page: it reports its changes.
+    pressed = gr.Textbox("", label="Pressed", visible="hidden", elem_id="pressed")
 
     async def start() -> tuple[Any, ...]:
         try:
@@ -104,9 +112,10 @@ def build_sample_tab(gr: Any, page: Any, workshop: Workshop) -> None:
             second_seed=whole("second seed", last_seed, 0, MOST_SEED),
         )
 
-    async def answer(method: str, values: tuple[Any, ...]) -> str:
+    async def answer(*values: Any) -> str:
+        method = "nearest" if str(values[-1]).startswith("nearest") else "sample"
         try:
-            asked = request(values)
+            asked = request(values[:-1])
             pictures = await workshop.sample(method, asked)
         except (InputError, OSError) as error:
             return say_errors(error)
@@ -114,13 +123,7 @@ def build_sample_tab(gr: Any, page: Any, workshop: Workshop) -> None:
         made = f"{asked.model}, seed {asked.seed}"
         return show_pictures(pictures, name, made, workshop.downloads)
 
-    async def sample(*values: Any) -> str:
-        return await answer("sample", values)
-
-    async def compare(*values: Any) -> str:
-        return await answer("nearest", values)
-
-    inputs = [model, classes, guidance, seed, second, number, mode]
+    inputs = [model, classes, guidance, seed, second, number, mode, pressed]
     # One at a time: gradio keeps the order of arrival within a queue.
     queue = {"concurrency_limit": 1, "concurrency_id": "sampling"}
     # Requests may overtake each other on their way to a busy server. So the images are written by the buttons
@@ -132,7 +135,19 @@ def build_sample_tab(gr: Any, page: Any, workshop: Workshop) -> None:
     model.input(
         describe, [model, described], facts, api_visibility="private", trigger_mode="always_last", **queue
     )
-    generate.click(sample, inputs, output, api_name="sample", **queue)
-    nearest.click(compare, inputs, output, api_name="nearest", **queue)
-    renewed = other.click(lambda: random.randrange(MOST_SEED), None, seed, api_visibility="private")
-    renewed.then(sample, inputs, output, api_visibility="private", **queue)
+    mode.change(
+        None,
+        mode,
+        second,
+        js="(mode) => ({__type__: 'update', visible: mode.startsWith('Walk') || 'hidden'})",
+        show_progress="hidden",
+        api_visibility="private",
+    )
+    # The buttons share one event, so that one request for images is under way: of two, the older answer could
+    # come last. A button that is pressed meanwhile counts as soon as that request is answered.
+    hidden = {"show_progress": "hidden", "api_visibility": "private"}
+    generate.click(None, None, pressed, js="() => `sample ${Date.now()}`", **hidden)
+    nearest.click(None, None, pressed, js="() => `nearest ${Date.now()}`", **hidden)
+    draw = f"() => [Math.floor(Math.random() * {MOST_SEED}), `sample ${{Date.now()}}`]"
+    other.click(None, None, [seed, pressed], js=draw, **hidden)
+    pressed.change(answer, inputs, output, api_name="sample", trigger_mode="always_last", **queue)

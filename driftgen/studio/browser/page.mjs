@@ -174,10 +174,10 @@ function receiveFrame({ place, left, right, way, label, pixels, milliseconds }) 
   if (document.activeElement !== element("place") || walk.playing) element("place").value = place;
   const now = performance.now();
   walk.frames = [...walk.frames.filter((time) => now - time < 1000), now];
-  const rate = walk.playing && walk.frames.length > 1 ? `${walk.frames.length} frames per second, ` : "";
+  const rate = walk.playing && walk.frames.length > 1 ? `${walk.frames.length} frames/s, ` : "";
   if (now - walk.at > 250 || !walk.playing) {
     walk.at = now;
-    element("rate").textContent = `${rate}${show(milliseconds)} ms per frame`;
+    element("rate").textContent = `${rate}${show(milliseconds)} ms${rate ? "" : " per frame"}`;
   }
 }
 

@@ -17,6 +17,7 @@ const state = {
   settings: fromHash(location.hash),
   run: 0,
   playing: false,
+  pausing: false, // until the answer to the last step
   waiting: 0,
   dirty: true,
   target: null,
@@ -61,6 +62,7 @@ worker.onmessage = timed(({ data }) => {
   for (const loss of data.losses) addLoss(loss);
   state.stepTime = data.losses.length ? data.milliseconds / data.losses.length : state.stepTime;
   state.dirty = true;
+  if (state.pausing) sayPaused();
   // A step that took about a frame would otherwise wait for the next one. A faster step waits: 60 steps a second.
   if (performance.now() - state.askedAt > LATE) askForStep();
 });
@@ -101,11 +103,17 @@ function restart() {
   state.dirty = true;
 }
 
+function sayPaused() {
+  state.pausing = false;
+  if (state.report.steps) say(`Paused after ${state.report.steps} steps.`);
+}
+
 function setPlaying(playing) {
   state.playing = playing;
   element("play").textContent = playing ? "Pause" : "Play";
+  state.pausing = !playing && state.waiting > 0; // a step under way still counts
   if (playing) choosePen("look");
-  else if (state.report.steps) say(`Paused after ${state.report.steps} steps.`);
+  else if (!state.pausing) sayPaused();
   state.dirty = true;
 }
 
@@ -127,6 +135,7 @@ function showHint() {
     input.parentElement.hidden = input.disabled;
   }
   element("clear").hidden = pen === "look";
+  element("clear").textContent = pen === "drops" ? "Clear q" : "Clear p";
   element("plane").classList.toggle("pen", pen !== "look");
 }
 
@@ -158,6 +167,7 @@ listenToControls((name, value) => change({ [name]: value }));
 element("play").addEventListener("click", () => setPlaying(!state.playing));
 element("once").addEventListener("click", () => {
   if (state.playing) setPlaying(false);
+  state.pausing = false;
   say("");
   ask({ type: "step", steps: 1 });
 });
