@@ -199,8 +199,7 @@ class AblationStudy:
                 number = record.parent.name.removeprefix(f"{case.slug}-seed")
                 if not number.isdecimal() or (case in plan.cases and int(number) in plan.seeds):
                     continue
-                config = record.parent / CONFIG
-                if config.read_text(encoding="utf-8") == to_yaml(plan.train_config(case, int(number))):
+                if _holds(record.parent / CONFIG, to_yaml(plan.train_config(case, int(number)))):
                     self._score(case, int(number))
 
     def _copy_run(self, job: Job) -> bool:
@@ -212,8 +211,7 @@ class AblationStudy:
             return False
         text = to_yaml(job.config)
         for record in sorted(self.plan.out.parent.glob(f"*/runs/*/{RECORD}")):
-            config = record.parent / CONFIG
-            if config.is_file() and config.read_text(encoding="utf-8") == text:
+            if _holds(record.parent / CONFIG, text):
                 with atomic_folder(job.folder) as scratch:
                     shutil.copytree(record.parent, scratch, dirs_exist_ok=True)
                 return True
@@ -381,3 +379,8 @@ def _digest(value: Any) -> str:
 
 def _interrupt(name: str) -> None:
     raise KeyboardInterrupt
+
+
+def _holds(path: Path, text: str) -> bool:
+    """Return True if a file has this text."""
+    return path.is_file() and path.read_text(encoding="utf-8", errors="replace") == text

@@ -187,7 +187,8 @@ def _assess(run: Path, config: TrainConfig) -> tuple[str, str]:
 def _newest_snapshot(place: Path) -> Path | None:
     """Return the snapshot that ``refs/main`` names, or any other one."""
     main = place / "refs" / "main"
-    named = [place / "snapshots" / main.read_text(encoding="utf-8").strip()] if main.is_file() else []
+    text = main.read_text(encoding="utf-8", errors="replace") if main.is_file() else None
+    named = [] if text is None else [place / "snapshots" / text.strip()]
     return next((s for s in (*named, *sorted((place / "snapshots").glob("*"))) if s.is_dir()), None)
 
 

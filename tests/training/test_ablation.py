@@ -175,6 +175,19 @@ def test_studies_share_runs_of_the_same_configuration(tmp_path):
     assert len(longer._open_jobs()[0]) == 2
 
 
+@pytest.mark.parametrize("name", ["other/runs/0.02-seed0", "temperatures/runs/0.02-seed0"])
+@pytest.mark.parametrize("text", [b"\xff", None])
+def test_damaged_runs_nearby_are_not_taken_over(tmp_path, name, text):
+    run = study(tiny("temperatures", tmp_path, ["0.02-0.05-0.2-default"]))
+    folder = run.plan.out.parent / name
+    folder.mkdir(parents=True)
+    (folder / RECORD).write_text("{}")
+    if text is not None:
+        (folder / "config.yaml").write_bytes(text)
+    assert len(run._open_jobs()[0]) == 2
+    assert not run.results
+
+
 def test_a_run_that_diverges_is_a_row_of_the_table(tmp_path):
     overrides = (*TINY, "optim.lr=1e9", "optim.warmup=0", "optim.clip=1e9", "optim.steps=8")
     path = study(tiny("style", tmp_path, ["without"], overrides)).run()

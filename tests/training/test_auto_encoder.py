@@ -101,6 +101,13 @@ def test_an_encoder_that_learned_nothing_is_not_taken_silently(tmp_path, cache, 
         assert "train it for longer with driftgen pretrain mae-folder --set data.path=" in choice.warning
 
 
+def test_a_damaged_reference_of_the_cache_is_passed_over(tmp_path, cache):
+    snapshot = cached(cache, "facebook/dinov2-small", "dinov2")
+    (snapshot.parents[1] / "refs" / "main").write_bytes(b"\xff\n")
+    choice = choose_encoder(training(tmp_path), tmp_path / "runs" / "photos", GPU, cache)
+    assert (choice.how, choice.entry.path) == ("backbone", str(snapshot))
+
+
 @pytest.mark.parametrize("change", ["data.size=32", "data.conditional=false", "data.limit=7"])
 def test_an_encoder_of_other_data_is_not_used(tmp_path, cache, change):
     run = tmp_path / "runs" / "photos"
