@@ -24,7 +24,7 @@ for group in "64 64 16" "256 256 32" "640 640 0" "512 2048 64"; do
     --unconditional "$unconditional" --width "$widths" --json "$out/loss-$generated-$positives-$unconditional.json"
 done
 run step bench step --recipe cifar10 ${STEP:-} --json "$out/cifar10-step.json"
-run sampling bench sampling --preset "${PRESET:-B/2}" --batch "${BATCH:-256}" --mode graph --mode pipeline --mode stream \
+run sampling bench sampling --preset "${PRESET:-B/2}" --batch "${BATCH:-256}" --mode compiled --mode graph --mode pipeline --mode stream \
   --json "$out/sampling-stream.json"
 for model in digits cifar10; do # results/serve
   run "serve-$model" bench serve "$model" --seconds "$seconds" --json "$out/serve-$model.json"
