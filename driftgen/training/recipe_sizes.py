@@ -46,13 +46,14 @@ class Choice(NamedTuple):
 def size_overrides(recipe: str, size: str, init: str | None = None) -> list[str]:
     """Return the changes that a size makes to a recipe, as ``key=value`` with the value in JSON.
 
-    ``init`` is the model whose weights and generator a run starts from: some have values of their own.
+    ``init`` is the model whose weights and generator a run starts from: such runs have values of their own.
     """
     if recipe not in SIZED:
         raise InputError(f"size={size}: the recipe {recipe} has one size; {' and '.join(SIZED)} have several")
     if size not in SIZES[1:]:
         raise InputError(f"size={size} is not known: choose from {', '.join(SIZES)}")
-    return _overrides(_read()[size].get(recipe, {})) + _overrides(_of_init(size, init).get(recipe, {}))
+    started = {} if init is None else _read()[size].get("init", {})
+    return _overrides(_read()[size].get(recipe, {})) + _overrides(started.get(recipe, {}))
 
 
 def few_images(recipe: str) -> list[str]:
@@ -68,12 +69,16 @@ def few_images_limit(size: str | None = None) -> int:
 
 def size_note(size: str, init: str | None = None) -> str:
     """Return what to expect of a size."""
-    return str({**_read()[size], **_of_init(size, init)}["expect"])
+    if init is not None and init != size_start(size):
+        return f"What to expect depends on {init}."
+    return str(_of_init(size, init)["expect"])
 
 
 def size_time(size: str, init: str | None = None) -> str:
     """Return how long a size takes, encoder and generator together; "" if its file does not say."""
-    return str((_read()[size] if init is None else _of_init(size, init)).get("time", ""))
+    if init is not None and init != size_start(size):
+        return ""
+    return str(_of_init(size, init).get("time", ""))
 
 
 def size_start(size: str) -> str | None:
@@ -124,8 +129,9 @@ def usable_cores() -> int:
 
 
 def _of_init(size: str, init: str | None) -> dict[str, Any]:
-    values: dict[str, Any] = _read()[size].get("init", {}).get(init, {})
-    return values
+    """Return the facts of a size: from random weights, or from the model that it starts from."""
+    facts: dict[str, Any] = _read()[size]
+    return facts if init is None else facts["init"]
 
 
 def _overrides(values: Mapping[str, Any]) -> list[str]:

@@ -161,41 +161,42 @@ def test_init_brings_its_generator_and_its_image_size(shipped):
     assert config.generator.options["widths"] == [16, 32]
     said = "".join(notes(config, Path("runs/x")))
     assert "as in shipped" in said
-    assert "16 pixels. nothing" in said  # the time of the size is that of its own generator
+    assert "16 pixels. What to expect depends on shipped." in said
     own = ["data.path=photos", "init=shipped", "generator.options.depth=2", "data.size=8"]
     assert plan("train", "folder", own, size="tiny", device="cpu").generator.kind == "mlp"
-
-
-def test_init_may_have_values_of_its_own(shipped):
-    text = recipe_sizes.FILE.read_text()
-    values = "  init:\n    shipped:\n      time: an hour\n      expect: shapes\n"
-    values += "      folder: {batch.generated: 3, optim.lr: 0.5}\n"
-    recipe_sizes.FILE.write_text(text.replace("  mae-folder:\n", values + "  mae-folder:\n", 1))
-    recipe_sizes._read.cache_clear()
-    init = ["data.path=photos", "init=shipped"]
-    config = plan("train", "folder", init, size="tiny", device="cpu")
-    assert (config.batch.generated, config.optim.lr, config.optim.steps) == (3, 0.5, 2)
-    assert "16 pixels, an hour. shapes" in "".join(notes(config, Path("runs/x")))
-    config = plan("train", "folder", [*init, "optim.lr=0.25"], size="tiny", device="cpu")
-    assert (config.batch.generated, config.optim.lr) == (3, 0.25)
-    assert "16 pixels. shapes" in "".join(notes(config, Path("runs/x")))
-    for other in ([*init, "generator.options.depth=2"], init[:1]):
-        config = plan("train", "folder", other, size="tiny", device="cpu")
-        assert config.batch.generated == 2
-        assert "nothing" in "".join(notes(config, Path("runs/x")))
 
 
 @pytest.fixture
 def starts(shipped):
     """Make the size start from the model ``shipped``."""
-    recipe_sizes.FILE.write_text(TINY.replace("tiny:\n", "tiny:\n  start: shipped\n", 1))
+    values = "  start: shipped\n  init:\n    time: an hour\n    expect: shapes\n"
+    values += "    folder: {batch.generated: 3, optim.lr: 0.5}\n"
+    recipe_sizes.FILE.write_text(TINY.replace("tiny:\n", "tiny:\n" + values, 1))
     recipe_sizes._read.cache_clear()
+
+
+def test_runs_that_start_from_a_model_have_values_of_their_own(starts):
+    config = plan("train", "folder", ["data.path=photos"], size="tiny", device="cpu")
+    assert (config.batch.generated, config.optim.lr, config.optim.steps) == (3, 0.5, 2)
+    assert "16 pixels, an hour. shapes" in "".join(notes(config, Path("runs/x")))
+    config = plan("train", "folder", ["data.path=photos", "optim.lr=0.25"], size="tiny", device="cpu")
+    assert (config.batch.generated, config.optim.lr) == (3, 0.25)
+    assert "16 pixels. shapes" in "".join(notes(config, Path("runs/x")))
+    Path("shipped").rename("other")
+    config = plan("train", "folder", ["data.path=photos", "init=other"], size="tiny", device="cpu")
+    assert (config.batch.generated, config.optim.lr) == (3, 0.5)
+    assert "16 pixels. What to expect depends on other." in "".join(notes(config, Path("runs/x")))
+    for own in ("init=null", "generator.options.depth=2"):
+        config = plan("train", "folder", ["data.path=photos", own], size="tiny", device="cpu")
+        assert config.batch.generated == 2
+        assert "nothing" in "".join(notes(config, Path("runs/x")))
 
 
 def test_a_size_may_start_from_a_model(starts):
     config = plan("train", "folder", ["data.path=photos"], size="tiny", device="cpu")
     assert (config.init, config.generator.kind, config.data.size) == ("shipped", "unet", 16)
-    assert "as in shipped, whose weights the run starts from" in "".join(notes(config, Path("runs/x")))
+    said = "".join(notes(config, Path("runs/x")))
+    assert "as in shipped, whose weights the run starts from; for random weights" in said
     assert plan("pretrain", "mae-folder", ["data.path=photos"], size="tiny", device="cpu").data.size == 8
 
 
