@@ -223,9 +223,15 @@ PICTURES = (
     Picture(
         "first-hour/samples.png",
         "**The first half hour on 1,600 photos** of jellyfish, butterflies, pizza and buses, on two CPU "
-        "cores: colors and noisy textures of each class, no shapes. {figures[agreement]:.0%} of the samples "
-        "are nearest to held-out photos of their class.",
+        "cores, from the packaged model of CIFAR-10: colors and textures of each class, and some shapes. "
+        "{figures[agreement]:.0%} of the samples are nearest to held-out photos of their class.",
         "first-hour/evaluation.json",
+    ),
+    Picture(
+        "first-hour/random-weights/samples.png",
+        "**The same from random weights**: colors and noisy textures, no shapes, although "
+        "{figures[agreement]:.0%} are nearest to photos of their class. The judge sees texture, not shape.",
+        "first-hour/random-weights/evaluation.json",
     ),
     Picture(
         "tokenizer-taef2/reconstructions.png",
