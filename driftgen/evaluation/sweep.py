@@ -96,7 +96,7 @@ def evaluate_model(
     With ``evaluation.out`` the record is written to ``evaluation.json`` after every α, and α that are already
     there are not evaluated again.
     """
-    check_request(pipe, samples, guidance)
+    check_request(pipe, samples, guidance, seed)
     alphas = list(dict.fromkeys(guidance)) or [pipe.guidance]
     facts = {"model": model, "weights": weights_checksum(pipe.generator), "seed": seed, "samples": samples}
     facts |= {"dtype": str(next(pipe.generator.parameters()).dtype).removeprefix("torch.")}
@@ -125,12 +125,12 @@ def evaluate_images(images: ImageSource, evaluation: Evaluation) -> dict[str, An
     return record
 
 
-def check_request(pipe: DriftPipeline, samples: int, guidance: Sequence[float]) -> None:
+def check_request(pipe: DriftPipeline, samples: int, guidance: Sequence[float], seed: int) -> None:
     """Raise an InputError for wrong arguments, before anything is computed."""
     if samples < 2:
         raise InputError(f"samples={samples}: at least 2 are needed")
-    for alpha in guidance:
-        pipe.check(guidance=alpha, output="numpy")
+    for alpha in guidance or [pipe.guidance]:
+        pipe.check(guidance=alpha, seed=seed, output="numpy")
 
 
 def _start(evaluation: Evaluation, facts: dict[str, Any], *required: str) -> dict[str, Any]:

@@ -129,7 +129,7 @@ def run_evaluation(
             pipe = DriftPipeline.from_pretrained(
                 source, device=processes.device, dtype=parse_dtype(dtype), batch_size=batch_size
             )
-            check_request(pipe, samples, alphas)
+            check_request(pipe, samples, alphas, seed)
             shape, total = image_shape(pipe), samples
 
         def follow(title: str, count: int, metric: str) -> Any:

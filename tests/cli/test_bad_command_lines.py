@@ -4,7 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.bad_command_lines import LINES, REFUSED, commands, make_files, search, try_line
+from tests.support.bad_command_lines import (
+    LINES,
+    PROMPT,
+    REFUSED,
+    commands,
+    find_problem,
+    make_files,
+    search,
+    try_line,
+)
 from tests.support.fault_search import run_search
 from tests.support.fork_server import CAPTURE, start_driftgen
 
@@ -64,6 +73,7 @@ def test_odd_values():
         ),
         ("policy", "eval", "missing", "--checkpoints", "-1"),
         ("pretrain", ".", "--dry-run"),
+        ("eval", "digits", "--data", "digits", "--encoder", "pixels", "--seed", "-1", "--device", "cpu"),
         ("convert",),
         ("bench",),
     ],
@@ -71,5 +81,22 @@ def test_odd_values():
 )
 def test_known_faults(words, tmp_path):
     make_files(tmp_path)
-    assert try_line(words, tmp_path) is None
+    assert try_line(words, tmp_path).problem is None
     assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.parametrize(
+    ("code", "errors", "seconds", "problem"),
+    [
+        (0, "whatever\nit says", 100.0, None),
+        (2, "reading x ...\ndriftgen: error: no\n", 1.0, None),
+        (2, "driftgen: error: no\n", PROMPT + 1.0, "refused after 31 s"),
+        (2, "something\ndriftgen: error: no\n", 1.0, "2 lines"),
+        (2, "no\n", 1.0, "no message"),
+        (1, "driftgen: error: no\n", 1.0, "exit code 1"),
+        (2, "Traceback (most recent call last):\n", 1.0, "exit code 2: Traceback"),
+    ],
+)
+def test_wrong_answers_are_faults(code, errors, seconds, problem):
+    found = find_problem(code, errors, seconds)
+    assert found is None if problem is None else problem in found

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import typer.main
@@ -35,6 +35,7 @@ from tests.support.fault_search import Counts, Fault, chosen, main, reproduction
 from tests.support.fork_server import CAPTURE, run_code, start_driftgen
 from tests.support.pipelines import small
 
+PROMPT = 30  # seconds within which a loaded machine refuses an odd value; an idle one needs less than 10
 SECONDS = 150  # of a loaded machine; the largest networks and compilation need 60 on an idle one
 
 # Notes may precede an answer: what is read or downloaded, or a warning of a step.
@@ -229,8 +230,23 @@ def _keys(model, prefix=""):
                 yield from _keys(kind, f"{prefix}{name}.")
 
 
+class Answer(NamedTuple):
+    """The answer to a command line.
+
+    Attributes:
+        problem: what is wrong with it, or None.
+        refused: exit code 2. Odd values may also be right, and their command then does its work.
+        seconds: until it ended.
+    """
+
+    problem: str | None
+    refused: bool = False
+    seconds: float = SECONDS
+
+
 def try_line(words, folder):
-    """Return what is wrong with the answer to a command line, or None."""
+    """Return the answer to a command line."""
+    begin = time.perf_counter()
     ends = words[0] not in ("serve", "studio")
     (folder / "printed").touch()
     with (folder / "printed").open("w") as printed:
@@ -240,18 +256,26 @@ def try_line(words, folder):
             _interrupt_at_address(child, folder / "printed")
         _, errors = child.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired:
-        return f"no answer within {SECONDS} s"
+        return Answer(f"no answer within {SECONDS} s")
     finally:
         child.kill()
+    refused, seconds = child.returncode == 2, time.perf_counter() - begin
+    return Answer(find_problem(child.returncode, errors, seconds), refused, seconds)
+
+
+def find_problem(code, errors, seconds):
+    """Return what is wrong with an exit code and what was printed to stderr, or None."""
     lines = errors.splitlines()
     last = (lines or [""])[-1]
-    if child.returncode not in (0, 2) or "Traceback" in errors:
-        return f"exit code {child.returncode}: {last}"
-    if (child.returncode == 2 and not last.startswith(ERROR)) or "error: ;" in last:
+    if code not in (0, 2) or "Traceback" in errors:
+        return f"exit code {code}: {last}"
+    if code == 0:
+        return None
+    if not last.startswith(ERROR) or "error: ;" in last:
         return f"no message: {last}"
-    if child.returncode == 2 and sum(not line.startswith(NOTES) for line in lines) > 1:
+    if sum(not line.startswith(NOTES) for line in lines) > 1:
         return f"{len(lines)} lines, the first: {lines[0][:200]}"
-    return None
+    return f"refused after {seconds:.0f} s: {last}" if seconds > PROMPT else None
 
 
 def _interrupt_at_address(child, printed):
@@ -274,14 +298,15 @@ def search(seed: int, only: str, seconds: float) -> Iterator[Counts]:
         case, counts = numbered[name], Counts(tried=1)
         folder = Path(tempfile.mkdtemp())
         make_files(folder, case.words)
-        begin = time.perf_counter()
         try:
-            problem = try_line(case.words, folder)
+            answer = try_line(case.words, folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        counts.took(time.perf_counter() - begin)
-        if problem is not None:
-            text = f"{case.odd} in {' '.join(case.words)[:80]!r}: {problem}"
+        if answer.refused:
+            counts.kinds["refused"] += 1
+            counts.took(answer.seconds)
+        if answer.problem is not None:
+            text = f"{case.odd} in {' '.join(case.words)[:80]!r}: {answer.problem}"
             counts.faults.append(Fault(text, reproduction("tests.support.bad_command_lines", seed, name)))
         yield counts
 
