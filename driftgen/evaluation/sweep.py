@@ -18,12 +18,14 @@ from driftgen.evaluation.encoders import Encoder
 from driftgen.evaluation.image_sources import BLOCK, GeneratedImages, ImageSource, check_shapes
 from driftgen.evaluation.metrics import compare, expected_bias, preload
 from driftgen.evaluation.reference import Reference
+from driftgen.generators.class_labels import MOST_IMAGES
 from driftgen.pipeline import DriftPipeline
 from driftgen.support.atomic_write import atomic_write, make_folder
 from driftgen.support.checksum import weights_checksum
 from driftgen.support.distributed import Distributed
 from driftgen.support.provenance import provenance
 from driftgen.support.untrusted_files import read_json
+from driftgen.support.whole_numbers import check_count
 
 __all__ = [
     "RESULT",
@@ -127,8 +129,7 @@ def evaluate_images(images: ImageSource, evaluation: Evaluation) -> dict[str, An
 
 def check_request(pipe: DriftPipeline, samples: int, guidance: Sequence[float], seed: int) -> None:
     """Raise an InputError for wrong arguments, before anything is computed."""
-    if samples < 2:
-        raise InputError(f"samples={samples}: at least 2 are needed")
+    check_count("samples", samples, least=2, most=MOST_IMAGES)
     for alpha in guidance or [pipe.guidance]:
         pipe.check(guidance=alpha, seed=seed, output="numpy")
 

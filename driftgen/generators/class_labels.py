@@ -14,10 +14,10 @@ from driftgen.errors import InputError, unknown_name
 from driftgen.support.checked_arguments import fits, show_value
 from driftgen.support.dense_tensors import check_dense
 
-__all__ = ["Labels", "class_indices"]
+__all__ = ["MOST_IMAGES", "Labels", "class_indices"]
 
 Labels: TypeAlias = int | str | Sequence[int | str] | Tensor | NDArray[Any] | None
-MOST = 10**7
+MOST_IMAGES = 10**7
 
 
 def class_indices(
@@ -31,8 +31,8 @@ def class_indices(
         num_classes: number of classes; any index from 0 is one if None.
         class_names: name of each class, in order.
     """
-    if num_images is not None and not (fits(num_images, int) and 1 <= num_images <= MOST):
-        raise InputError(f"num_images={show_value(num_images)} must be from 1 to {MOST:,}")
+    if num_images is not None and not (fits(num_images, int) and 1 <= num_images <= MOST_IMAGES):
+        raise InputError(f"num_images={show_value(num_images)} must be from 1 to {MOST_IMAGES:,}")
     given: Sequence[Any]
     if labels is None:
         given = range(num_classes or 1)[:num_images]

@@ -74,6 +74,7 @@ def test_odd_values():
         ("policy", "eval", "missing", "--checkpoints", "-1"),
         ("pretrain", ".", "--dry-run"),
         ("eval", "digits", "--data", "digits", "--encoder", "pixels", "--seed", "-1", "--device", "cpu"),
+        ("eval", "digits", "--data", "digits", "--encoder", "pixels", "--samples", str(10**8)),
         ("convert",),
         ("bench",),
     ],

@@ -323,7 +323,7 @@ def _npz(path, side=8, channels=3, count=40):
             "give numbers separated",
         ),
         (["--data", "digits", "--encoder", "pixels", "--guidance", "0.5"], "must be 1 (none) or more"),
-        (["--data", "digits", "--encoder", "pixels", "--samples", "1"], "at least 2"),
+        (["--data", "digits", "--encoder", "pixels", "--samples", "1"], "samples=1 must be from 2 to"),
         (["--data", "no.safetensors", "--encoder", "pixels"], "driftgen eval stats"),
     ],
 )

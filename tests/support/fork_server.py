@@ -6,6 +6,7 @@ points start a new interpreter instead.
 """
 
 import atexit
+import contextlib
 import io
 import json
 import os
@@ -129,7 +130,8 @@ class Child:
 
     def send_signal(self, number):
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+                os.kill(self.pid, number)
 
     def kill(self):
         self.send_signal(signal.SIGKILL)
