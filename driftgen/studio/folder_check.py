@@ -30,7 +30,7 @@ ARRAYS = (".npz", ".npy")
 
 
 class FolderReport(NamedTuple):
-    """What a dataset holds.
+    """Contents of a dataset.
 
     Attributes:
         counts: readable images per class by name.
