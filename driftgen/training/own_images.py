@@ -156,7 +156,8 @@ def plan(
         config = load_recipe(name, [*sized, *overrides], task)
     chosen = {SIZE: choice.value, REASON: choice.reason, EXPECT: size_note(choice.value, init)}
     if init is not None:
-        other = "; for random weights and a smaller one: --set init=null" if start else ""
+        fresh = start and (folder is None or not (folder / CONFIG).is_file())
+        other = "; for random weights and a smaller one: --set init=null" if fresh else ""
         chosen[GENERATOR] = f"as in {init}, whose weights the run starts from{other}"
     if size_time(choice.value, init) and all(override.startswith(TIMELESS) for override in overrides):
         chosen[TIME] = size_time(choice.value, init)

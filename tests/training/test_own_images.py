@@ -227,6 +227,7 @@ def test_a_run_that_resumes_keeps_the_model_that_it_started_from(starts, recorde
     recipe_sizes._read.cache_clear()
     config = plan("train", "folder", ["data.path=photos"], folder=folder, device="cpu")
     assert (config.init, config.generator.kind) == (recorded, kind)
+    assert "init=null" not in "".join(notes(config, folder))  # too late to choose
 
 
 def test_a_model_of_the_package_is_named(photos):
