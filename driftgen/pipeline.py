@@ -25,7 +25,7 @@ from driftgen.interop.model_card import describe_generator
 from driftgen.interop.saved_config import TOKENIZER, check_overwrite
 from driftgen.model_io import CONFIG, load_any, save_model
 from driftgen.ops.compile import new_parameters
-from driftgen.ops.host_copy import HostCopy
+from driftgen.ops.host_copy import HostCopy, device_tensor
 from driftgen.ops.padding import padded_size
 from driftgen.support.checked_arguments import checked
 from driftgen.support.distributed import choose_device
@@ -380,8 +380,8 @@ class DriftPipeline:
     ) -> HostCopy:
         """Queue a batch on the device, from noise to what the host needs of its samples."""
         self.evaluated += len(labels)
-        classes = torch.tensor(labels, device=self.device)
-        alphas = torch.tensor(guidance, dtype=torch.float32, device=self.device)
+        classes = device_tensor(labels, torch.int64, self.device)
+        alphas = device_tensor(guidance, torch.float32, self.device)
         if self._call is None or not isinstance(noise, Noise):
             samples = self.generator(noise, classes, alphas).float()
         else:

@@ -92,6 +92,19 @@ def test_memory_of_recordings_is_bounded():
     assert graphed(*inputs(network, 3)).isfinite().all()
 
 
+@pytest.mark.parametrize("output", ["latent", "numpy", "tensor"])
+def test_the_host_queues_a_batch_while_another_one_runs(output):
+    pipe = dg.DriftPipeline(lively(UNet2D.preset("32px")).cuda(), batch_size=4).capture()
+    labels, alphas, rng = [1, 2, 3, 4], [1.0, 1.5, 2.0, 1.0], torch.Generator().manual_seed(0)
+    want = pipe.generate(pipe.noise(4, 0), labels, alphas, output=output)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        copy = pipe._launch(labels, alphas, pipe._noise(4, rng), 4, output)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert np.array_equal(pipe._finished(copy, output), want)
+
+
 def test_images_of_a_seed():
     network = dit().bfloat16()
     want = dg.DriftPipeline(network, batch_size=4)(1, num_images=9, seed=3, output="latent")

@@ -1,11 +1,23 @@
-"""Copy results to the host without waiting for the GPU, so that it can begin the next batch."""
+"""Copies to and from the GPU for which the host does not wait, so that the next batch can be queued."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-__all__ = ["HostCopy"]
+__all__ = ["HostCopy", "device_tensor"]
+
+
+def device_tensor(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return numbers of the host as a tensor of a device.
+
+    ``torch.tensor(values, device="cuda")`` would wait for all kernels that are queued: PyTorch copies from
+    memory that is not pinned and synchronizes.
+    """
+    pinned = device.type == "cuda"
+    return torch.tensor(values, dtype=dtype, pin_memory=pinned).to(device, non_blocking=pinned)
 
 
 class HostCopy:
