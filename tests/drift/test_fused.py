@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import driftgen as dg
-from driftgen.drift.fused import engine
-from driftgen.drift.fused import passes_triton as kernels
+from driftgen.drift.fused import engine, gradient_triton, passes_triton
 from driftgen.drift.loss import Statistics
 from driftgen.features import FeatureStack, ResNetMAE
 from driftgen.generators.image_mlp import ImageMLP
@@ -26,10 +25,10 @@ from tests.support.interpreter import (  # noqa: F401
     _kernels_at_all_temperatures,
     _kernels_everywhere,
 )
-from tests.support.kernel_losses import KINDS, compare, features, run, samples
+from tests.support.kernel_losses import KINDS, compare, error_of_distant_clusters, features, run, samples
 
 pytest.importorskip("triton")
-PASSES = (kernels.scale_kernel, kernels.products_kernel, kernels.gradient_kernel)
+PASSES = (passes_triton.scale_kernel, passes_triton.products_kernel, gradient_triton.gradient_kernel)
 
 
 @pytest.fixture
@@ -143,23 +142,31 @@ def test_paper(kernel, normalization, launches):
     assert len(launches) == 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("gap", [1e2, 1e3, 1e4, 1e5])
+@pytest.mark.parametrize("gap", slow_after(1, [1e5, 1e2, 1e3, 1e4]))
 @pytest.mark.parametrize("convention", ["release", "paper"])
 def test_distant_clusters(convention, gap, launches):
-    """The limits that docs/reliability.md states, sample by sample: one origin serves both clusters."""
-    gen, _, pos = samples("random", (20, 0, 16), 5, groups=1)
-    gen[:, 10:] += gap
-    pos[:, 8:] += gap
-    function, temperatures, allowed = {
-        "release": (twin.release_loss, (0.02, 0.05, 0.2), 1e-3),
-        "paper": (twin.paper_loss, (0.1,), 1e-6 * gap),
-    }[convention]
-    _, gradient = run(dg.DriftingLoss(temperatures, convention=convention), gen, pos)
-    best = exact(function, gen, pos, None, temperatures)[-1][0]
-    off = np.linalg.norm(gradient[0].cpu().numpy() - best, axis=1) / np.linalg.norm(best, axis=1)
-    assert off.max() < allowed
+    """Sample by sample: one origin for both clusters would cost the far one gap · 2⁻²⁴ of its spread."""
+    assert error_of_distant_clusters(convention, gap, (20, 6, 16), 5) < 1e-6
     assert len(launches) == 3
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("width", [8, 34])
+@pytest.mark.parametrize("convention", ["release", "paper"])
+def test_ordinary_groups_do_not_take_the_way_of_distant_clusters(convention, width, monkeypatch):
+    """It takes several times as long."""
+
+    def refuse(*arguments):
+        raise AssertionError("drifts are computed from differences")
+
+    monkeypatch.setattr(passes_triton, "drift_coordinate", refuse)
+    monkeypatch.setattr(gradient_triton, "drift_coordinate", refuse)
+    gen, neg, pos = samples("random", (20, 6, 16), width)
+    loss = dg.DriftingLoss((0.05, 0.2), convention=convention)
+    run(loss, gen, pos, neg)
+    gen[:, 10:] += 1e4
+    with pytest.raises(Exception, match="differences"):
+        run(loss, gen, pos, neg)
 
 
 @pytest.mark.parametrize("convention", ["release", "paper"])

@@ -88,7 +88,7 @@ def test_kernels_at_a_temperature_below_float32():
 
 @pytest.mark.interpreter
 def test_mean_squared_drifts_of_distant_clusters():
-    """Drifts of the kernels are accurate to 1e-7 of the extent, here 1e5 times the spread of a cluster."""
+    """The extent is 1e5 times the spread of a cluster, of which errors are a part."""
     pytest.importorskip("triton")
     change = {
         "target": "fused", "p": 16, "m": 4, "width": 1, "layout": "clusters", "weights": "mild",
@@ -122,7 +122,7 @@ def test_kernels(data):
 @pytest.mark.interpreter
 @pytest.mark.parametrize("wrong", ["drift", "per_group"])
 def test_errors_of_kernels_are_found(wrong, monkeypatch):
-    """The floor of their errors, which is large in the case above, does not hide 1% in an ordinary one."""
+    """1% in one result is found."""
     pytest.importorskip("triton")
     case = Case(**ORDINARY | {"target": "fused", "temperatures": (0.2, 1.0)})
     assert assert_right(case) is not None

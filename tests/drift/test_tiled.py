@@ -23,7 +23,15 @@ from tests.support.interpreter import (  # noqa: F401
     _kernels_at_all_temperatures,
     _kernels_everywhere,
 )
-from tests.support.kernel_losses import ALLOWED, KINDS, compare, features, run, samples
+from tests.support.kernel_losses import (
+    ALLOWED,
+    KINDS,
+    compare,
+    error_of_distant_clusters,
+    features,
+    run,
+    samples,
+)
 
 pytest.importorskip("triton")
 SIZES = 18, 5, 17  # generated, negatives, positives: two tiles, one, and two, all of them ragged
@@ -97,6 +105,23 @@ def test_sweeps(kind, dtype, tiles, launched):
     gen, neg, pos = samples(kind, SIZES, 34, groups=1, dtype=dtype)
     compare(gen, pos, neg, twin.release_loss)
     assert launched == kernel_names(dtype == torch.float32, strips=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gap", [1e3, 1e5])
+@pytest.mark.parametrize("strips", [False, True])
+@pytest.mark.parametrize("convention", ["release", "paper"])
+def test_distant_clusters(convention, strips, gap, tiles):
+    """Sample by sample: one origin for both clusters would cost the far one gap · 2⁻²⁴ of its spread."""
+    tiles(strips=strips)
+    assert error_of_distant_clusters(convention, gap, SIZES, 5) < 1e-6
+
+
+@pytest.mark.slow
+def test_distant_clusters_of_wide_vectors(tiles):
+    """Each program of a strip has a part of the coordinates, 16 of 40 here."""
+    tiles(outer=16)
+    assert error_of_distant_clusters("release", 1e4, SIZES, 40) < 1e-6
 
 
 @pytest.mark.slow

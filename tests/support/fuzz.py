@@ -19,16 +19,14 @@ cluster, an outlier or a group cannot hide behind larger ones. Excluded, with th
 - Logits beyond 1e9. The answer then depends on digits of the distances that float64 does not have either.
 - Bfloat16 gradients are compared to 2⁻⁷: they are rounded to 2⁻⁸ twice.
 - Sinkhorn normalization stops at a tolerance of 1e-3 by design; tests/drift/test_field.py covers it.
-- Differences below 1e-12 of the extent of a problem: drifts are relative to one origin, in float64. The
-  fused kernels have one origin in float32, so their terms include 1e-3 of the extent: the errors allowed are
-  LIMIT · Σ_j |C_ij| (‖y_j − x_i‖ + 1e-3 · the largest distance). The second term is a floor f_i that does not
-  shrink with the drift. Mean squared drifts D and losses are squares of a norm, and |‖V + δ‖² − ‖V‖²| ≤
-  2 ‖V‖ ‖δ‖ + ‖δ‖²: the error allowed of D is LIMIT · (D + 2 √D ‖f‖) + LIMIT² ‖f‖², and that of a loss follows
-  in the same way from the floor of the normalized drifts (``twin.Loss``). For eager results the floor is
-  1e-12 of the extent, which changes nothing.
+- Differences below 1e-12 of the extent: drifts are relative to one origin, in float64. The errors
+  allowed are LIMIT · Σ_j |C_ij| (‖y_j − x_i‖ + 1e-12 · the largest distance). The second term is a floor f_i
+  that does not shrink with the drift. Mean squared drifts D and losses are squares of a norm, and
+  |‖V + δ‖² − ‖V‖²| ≤ 2 ‖V‖ ‖δ‖ + ‖δ‖²: the error allowed of D is LIMIT · (D + 2 √D ‖f‖) + LIMIT² ‖f‖², and
+  that of a loss follows in the same way from the floor of the normalized drifts (``twin.Loss``).
 - Gaussian logits of an outlier. The kernels square a distance in float32: the logit l of an outlier's
   nearest sample, and with it every affinity of its row, is off by up to 2⁻²¹ |l|, rounding of the distance
-  included. The floor above is at least that share of the extent: from |l| of about 2e6 on, only the scale and
+  included. Their floor is that share of the extent: from |l| of about 2e6 on, only the scale and
   finiteness are checked.
 - The fused kernels take float32 samples here, at scales from 1e-3 to 1e8, without extreme weights
   (``unsupported_reason`` states their limits). They run in the interpreter where there is no GPU: cases are
@@ -52,7 +50,7 @@ from tests.support import twin
 from tests.support.fault_search import Counts, Fault, chosen, main, reproduction
 
 LIMIT = 1e-3
-ROUNDING = {"field": 1e-12, "loss": 1e-12, "fused": 1e-3}  # relative to the extent of a problem
+ROUNDING = 1e-12  # relative to the extent of a problem
 TINY = 1e-37
 HUGE = 3e38
 CANCELLED = 1e-2
@@ -290,7 +288,7 @@ def exact_loss(case, arrays, temperatures, weights, guarded):
     """Results of the twin, or None if its logits are too large."""
     common = {"attraction": case.factors[0], "repulsion": case.factors[1]}
     common |= {"normalize_drift": case.normalize_drift}
-    rounding = ROUNDING[case.target]
+    rounding = ROUNDING
     if guarded:
         return twin.release(*arrays, temperatures, *weights, rounding=rounding, **common)
     common |= {"multiplicity": case.convention == "paper", "kernel": case.kernel}

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 import driftgen as dg
+from tests.support import twin
 from tests.support.accuracy import error
 from tests.support.interpreter import DEVICE
 
@@ -78,3 +79,18 @@ def features(seed, n, dtype, requires=False):
     shapes = {"a": (2, 4), "b": (1, 4), "d": (1, 34)}
     out = {k: torch.randn(2, n, *s, generator=rng).to(dtype) + 0.1 * seed for k, s in shapes.items()}
     return {k: v.to(DEVICE).requires_grad_(requires) for k, v in out.items()}
+
+
+def error_of_distant_clusters(convention, gap, sizes, width, temperatures=(0.02, 0.05, 0.2)):
+    """Largest error of the loss and of the gradient of a sample, relative to the terms of its sum,
+    Σ_j |C_ij| ‖y_j − x_i‖: clusters of spread 1, ``gap`` apart in every coordinate.
+    """
+    gen, neg, pos = samples("random", sizes, width, groups=1)
+    for x in (gen, neg, pos):
+        x[:, x.shape[1] // 2 :] += gap
+    out, gradient = run(dg.DriftingLoss(temperatures, convention=convention), gen, pos, neg)
+    weights = [np.ones((1, n)) for n in sizes]
+    twins = {"release": twin.release, "paper": twin.paper}
+    exact = twins[convention](gen, pos, neg, temperatures, *weights, rounding=0.0)
+    off = np.linalg.norm(gradient.cpu().numpy() - exact.gradient, axis=-1) / exact.terms
+    return max(float(off.max()), error(out.loss, exact.per_group.mean()))

@@ -36,9 +36,7 @@ def unsupported_reason(settings: Settings, buckets: Sequence[Bucket]) -> str | N
     and k(T/P) must not be below e⁻³⁰ (e⁻⁸ for float16). The eager engine has no such bound.
 
     Not checked, because reading values would synchronize with the host: distances must lie between 1e-15 and
-    1e15 (from 1e-5 without the floor). Drifts are relative to one origin for all samples of a problem: with
-    clusters R apart they are accurate to about 1e-7 R, or, for 16-bit samples, to rounding errors of the
-    samples. The eager engine computes float64 samples in float64, to which no such limit applies.
+    1e15 (from 1e-5 without the floor).
     """
     device = buckets[0].device
     if not has_kernels(device):

@@ -22,6 +22,7 @@ __all__ = [
     "diagonal",
     "distances",
     "distances_and_norms",
+    "load_coordinate",
     "load_rows",
     "load_tiles",
     "locate",
@@ -131,16 +132,22 @@ def _is_close(squares, norms_x, norms_y, N, K, BN: tl.constexpr, B: tl.constexpr
 
 
 @triton.jit
+def load_coordinate(pointer, stride, first, samples, k, B: tl.constexpr):
+    """Load element k of the B samples from ``first`` in float32, ``[B]``, zero outside."""
+    row = first + tl.arange(0, B)
+    return tl.load(pointer + row * stride + k, mask=row < samples, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def _differences(gen, neg, pos, stride, N, M, P, width, BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr):
     """Distances ‖x − y‖ from differences."""
     xx = tl.zeros((BN, BN), tl.float32)
     xu = tl.zeros((BN, BM), tl.float32)
     xp = tl.zeros((BN, BP), tl.float32)
-    rn, rm, rp = tl.arange(0, BN), tl.arange(0, BM), tl.arange(0, BP)
     for k in range(width):
-        x = tl.load(gen + rn * stride + k, mask=rn < N, other=0.0).to(tl.float32)
-        u = tl.load(neg + rm * stride + k, mask=rm < M, other=0.0).to(tl.float32)
-        p = tl.load(pos + rp * stride + k, mask=rp < P, other=0.0).to(tl.float32)
+        x = load_coordinate(gen, stride, 0, N, k, BN)
+        u = load_coordinate(neg, stride, 0, M, k, BM)
+        p = load_coordinate(pos, stride, 0, P, k, BP)
         by_x, by_u, by_p = x[:, None] - x[None, :], x[:, None] - u[None, :], x[:, None] - p[None, :]
         xx += by_x * by_x
         xu += by_u * by_u

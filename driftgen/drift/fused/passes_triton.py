@@ -1,4 +1,5 @@
-"""The passes of the loss as three GPU kernels: sum of distances, products of drifts, gradient.
+"""The passes of the loss as three GPU kernels: sum of distances, products of drifts, gradient. The last is in
+``gradient_triton``.
 
 One program computes one problem: the N generated samples x of one group and vector, with its M unconditional
 negatives u and P positives p. Distances, affinities and coefficients stay in registers and shared memory. The
@@ -10,7 +11,8 @@ same products, so that equal samples have distance 0 exactly. If samples are clo
 origin, digits would cancel: the products are then repeated in centered coordinates. Narrow vectors and
 float32 use differences instead. The drift Σ_j C_ij (y_j − x_i) becomes Σ_j C_ij y_j by subtracting the sum of
 the rounded C_ij from C_ii, so that rounding errors scale with differences of samples. The gradient splits
-each C_ij into a rounded value and its rounding error.
+each C_ij into a rounded value and its rounding error. Clusters of float32 samples that are far apart take
+another way, see ``far_clusters_triton``.
 """
 
 from __future__ import annotations
@@ -32,15 +34,21 @@ from driftgen.drift.fused.affinities_triton import (
     row_sum,
 )
 from driftgen.drift.fused.distances_triton import (
-    GRADIENT,
-    address,
     distances_and_norms,
     load_tiles,
     locate_problem,
     sample_norms_size,
 )
+from driftgen.drift.fused.far_clusters_triton import drift_coordinate, is_far
 
-__all__ = ["add_product", "gradient_kernel", "products_kernel", "scale_kernel"]
+__all__ = [
+    "add_product",
+    "products_kernel",
+    "row_total",
+    "scale_kernel",
+    "softmax_terms_size",
+    "subtract_row_total",
+]
 
 
 @triton.jit(do_not_specialize=["V"])
@@ -73,7 +81,7 @@ def add_product(total, a, y):
 
 
 @triton.jit
-def _row_total(cx, cu, cp, WORK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr):
+def row_total(cx, cu, cp, WORK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr):
     """Row sums Σ_j C_ij of rounded C. 16-bit sums use tensor cores, which saves one instruction per element.
 
     More than 64 positives use plain sums: with two warp groups, the product with ones gives wrong results.
@@ -87,10 +95,70 @@ def _row_total(cx, cu, cp, WORK: tl.constexpr, BN: tl.constexpr, BM: tl.constexp
 
 
 @triton.jit
-def _subtract_row_total(cx, total, WORK: tl.constexpr, BN: tl.constexpr):
+def subtract_row_total(cx, total, WORK: tl.constexpr, BN: tl.constexpr):
     """Subtract Σ_j C_ij from C_ii, so that Σ_j C_ij (y_j − x_i) = Σ_j C_ij y_j up to the rounding of C_ii."""
     i = tl.arange(0, BN)
     return tl.where(i[:, None] == i[None, :], (cx.to(tl.float32) - total[:, None]).to(WORK), cx)
+
+
+@triton.jit
+def _add_products(sums, drifts, R: tl.constexpr):
+    """Add ⟨V_τ, V_τ'⟩ of each row for τ ≤ τ', over the coordinates in ``drifts``."""
+    updated = ()
+    for r in tl.static_range(R):
+        for s in tl.static_range(r, R):
+            product = drifts[r] * drifts[s]
+            if len(product.shape) == 2:
+                product = tl.sum(product, axis=1)
+            updated = updated + (sums[r * R - r * (r + 1) // 2 + s] + product,)
+    return updated
+
+
+@triton.jit
+def _zero_products(R: tl.constexpr, BN: tl.constexpr):
+    sums = ()
+    for _ in tl.static_range(R * (R + 1) // 2):
+        sums = sums + (tl.zeros((BN,), tl.float32),)
+    return sums
+
+
+@triton.jit
+def _products_of_drifts(
+    samples, by_x, by_u, by_p, DIRECT: tl.constexpr, WORK: tl.constexpr, R: tl.constexpr,
+    BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """⟨V_τ, V_τ'⟩ of each row, with V = C y."""
+    gen, neg, pos, stride, N, M, P, width = samples
+    sums = _zero_products(R, BN)
+    for k in range(0, width, BK):
+        x, u, p = load_tiles(gen, neg, pos, stride, N, M, P, width, k, DIRECT, WORK, BN, BM, BP, BK)
+        drifts = ()
+        for r in tl.static_range(R):
+            drift = add_product(tl.zeros((BN, BK), tl.float32), by_x[r], x)
+            drifts = drifts + (add_product(add_product(drift, by_u[r], u), by_p[r], p),)
+        sums = _add_products(sums, drifts, R)
+    return sums
+
+
+@triton.jit
+def _products_of_differences(
+    samples, by_x, by_u, by_p, R: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr
+):
+    """⟨V_τ, V_τ'⟩ of each row, with V = Σ_j C_ij (y_j − x_i)."""
+    sums = _zero_products(R, BN)
+    for k in range(samples[7]):
+        drifts = ()
+        for r in tl.static_range(R):
+            drifts = drifts + (drift_coordinate(samples, k, by_x[r], by_u[r], by_p[r], BN, BM, BP),)
+        sums = _add_products(sums, drifts, R)
+    return sums
+
+
+@triton.jit
+def _store_products(out, sums, R: tl.constexpr):
+    for r in tl.static_range(R):
+        for s in tl.static_range(r, R):
+            tl.store(out + r * R + s, tl.sum(sums[r * R - r * (r + 1) // 2 + s], axis=0))
 
 
 # Softmax terms of a problem, which products_kernel stores for gradient_kernel. Of each generated sample: the
@@ -100,7 +168,7 @@ def _subtract_row_total(cx, total, WORK: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def _softmax_terms_size(R: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr):
+def softmax_terms_size(R: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr):
     return BN * (2 + 4 * R) + (BM + BP) * (1 + R)
 
 
@@ -124,11 +192,6 @@ def _store_4(pointer, a, b, c, d, B: tl.constexpr):
     offsets = tl.arange(0, B)[:, None] * 4 + tl.arange(0, 4)[None, :]
     tl.store(pointer + offsets, tl.reshape(tl.join(tl.join(a, b), tl.join(c, d)), (B, 4)))
     return pointer + 4 * B
-
-
-@triton.jit
-def _load(pointer, B: tl.constexpr, STEP: tl.constexpr):
-    return tl.load(pointer + STEP * tl.arange(0, B))
 
 
 @triton.jit(do_not_specialize=["V"])
@@ -159,11 +222,11 @@ def products_kernel(
     nearest = tl.minimum(row_min(dx, wx, WEIGHTED_SOFTMAX), row_min(du, wu, WEIGHTED_SOFTMAX))
     nearest = or_else(tl.minimum(nearest, row_min(dp, wp, WEIGHTED_SOFTMAX)), 0.0)
     near_x, near_u, near_p = or_else(near_x, nearest), or_else(near_u, 0.0), or_else(near_p, 0.0)
-    terms = softmax_terms + pid * _softmax_terms_size(R, BN, BM, BP)
+    terms = softmax_terms + pid * softmax_terms_size(R, BN, BM, BP)
     if STORE_TERMS:
         terms = _store(_store(_store_2(terms, nearest, near_x, BN), near_u, BM), near_p, BP)
     WEIGH: tl.constexpr = RAGGED or WEIGHTED
-    by_x, by_u, by_p = (), (), ()
+    by_x, by_u, by_p, far = (), (), (), False
     for r in tl.static_range(R):
         rate = 1.0 / (tl.load(temperatures + r) * unit)
         most, high = log2_kernel(nearest, rate, KERNEL), log2_kernel(near_x, rate, KERNEL)
@@ -198,110 +261,20 @@ def products_kernel(
             terms = _store(_store(terms, column_u, BM), column_p, BP)
         back, forth = (-repulsion * attracted)[:, None], (attraction * repelled)[:, None]
         cx, cu, cp = (back * ax).to(WORK), (back * au).to(WORK), (forth * ap).to(WORK)
-        cx = _subtract_row_total(cx, _row_total(cx, cu, cp, WORK, BN, BM, BP), WORK, BN)
+        if DIRECT:
+            far = far | is_far(cx, cu, cp, dx, du, dp)
+        cx = subtract_row_total(cx, row_total(cx, cu, cp, WORK, BN, BM, BP), WORK, BN)
         by_x, by_u, by_p = by_x + (cx,), by_u + (cu,), by_p + (cp,)
-    sums = ()
-    for _ in tl.static_range(R * (R + 1) // 2):
-        sums = sums + (tl.zeros((BN,), tl.float32),)
-    for k in range(0, width, BK):
-        x, u, p = load_tiles(gen, neg, pos, stride, N, M, P, width, k, DIRECT, WORK, BN, BM, BP, BK)
-        drifts = ()
-        for r in tl.static_range(R):
-            drift = add_product(tl.zeros((BN, BK), tl.float32), by_x[r], x)
-            drifts = drifts + (add_product(add_product(drift, by_u[r], u), by_p[r], p),)
-        updated = ()
-        for r in tl.static_range(R):
-            for s in tl.static_range(r, R):
-                product = tl.sum(drifts[r] * drifts[s], axis=1)
-                updated = updated + (sums[r * R - r * (r + 1) // 2 + s] + product,)
-        sums = updated
-    for r in tl.static_range(R):
-        for s in tl.static_range(r, R):
-            tl.store(products + (pid * R + r) * R + s, tl.sum(sums[r * R - r * (r + 1) // 2 + s], axis=0))
-
-
-@triton.jit
-def _combined_coefficients(
-    distance, terms, near_at, near_step: tl.constexpr, column_at, column_step: tl.constexpr, pull_at, sign, w,
-    inverse_norms, temperatures, unit, floor,
-    KERNEL: tl.constexpr, BOTH: tl.constexpr, WEIGHTED_SOFTMAX: tl.constexpr, WEIGH: tl.constexpr,
-    R: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
-    """Coefficients Σ_τ C_τ / λ_τ of one set, from the softmax terms.
-
-    ``near_at``, ``column_at`` and ``pull_at`` are the offsets of the set's nearest distances, column factors
-    and sums of A.
-    """
-    nearest, near = _load(terms, BN, 2), _load(terms + near_at, B, near_step)
-    terms += 2 * BN + BM + BP
-    total = tl.zeros((BN, B), tl.float32)
-    for r in tl.static_range(R):
-        rate = 1.0 / (tl.load(temperatures + r) * unit)
-        by_row, by_column = _load(terms, BN, 4), _load(terms + column_at, B, column_step)
-        pull = (sign * tl.load(inverse_norms + r)) * _load(terms + pull_at, BN, 4)
-        total += pull[:, None] * affinity(
-            distance, nearest, by_row, near, by_column, w, rate, floor, KERNEL, BOTH, WEIGHTED_SOFTMAX, WEIGH
-        )
-        terms += 4 * BN + BM + BP
-    return total
-
-
-@triton.jit(do_not_specialize=["V", "by_group"])
-def gradient_kernel(
-    origin, table, feature_of_vector, weight, units, norms, temperatures, sample_norms, softmax_terms,
-    upstream, by_group, V, N, M, P, width, min_distance, self_distance, floor, attraction, repulsion,
-    WORK: tl.constexpr, WEIGHTED: tl.constexpr, RAGGED: tl.constexpr, DIRECT: tl.constexpr, R: tl.constexpr,
-    KERNEL: tl.constexpr, BOTH: tl.constexpr, MASKED: tl.constexpr, WEIGHTED_SOFTMAX: tl.constexpr,
-    BN: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """Write the gradient of each generated sample, upstream · factor · Σ_τ V_τ / λ_τ."""
-    pid, group, feature, position, gen, neg, pos, stride, offset = locate_problem(
-        origin, table, feature_of_vector, V, N, M, P, width
-    )
-    unit = tl.load(units + position * 2).to(tl.float32)
-    dx, du, dp = kernel_distances(
-        gen, neg, pos, stride, sample_norms + pid * sample_norms_size(BN, BM, BP), unit, N, M, P, width,
-        min_distance, self_distance, WORK, RAGGED, DIRECT, MASKED, BN, BM, BP, BK,
-    )  # fmt: skip
-    wx, wu, wp = load_weights(weight, group, N, M, P, WEIGHTED, BN, BM, BP)
-    terms = softmax_terms + pid * _softmax_terms_size(R, BN, BM, BP)
-    norms += position * (1 + R)
-    WEIGH: tl.constexpr = RAGGED or WEIGHTED
-    # One set at a time: distances and coefficients of all sets together do not fit the registers.
-    cx = _combined_coefficients(
-        dx, terms, 1, 2, 1, 4, 3, -repulsion, wx, norms + 1, temperatures, unit, floor,
-        KERNEL, BOTH, WEIGHTED_SOFTMAX, WEIGH, R, BN, BM, BP, BN,
-    )  # fmt: skip
-    cu = _combined_coefficients(
-        du, terms, 2 * BN, 1, 4 * BN, 1, 3, -repulsion, wu, norms + 1, temperatures, unit, floor,
-        KERNEL, BOTH, WEIGHTED_SOFTMAX, WEIGH, R, BN, BM, BP, BM,
-    )  # fmt: skip
-    cp = _combined_coefficients(
-        dp, terms, 2 * BN + BM, 1, 4 * BN + BM, 1, 2, attraction, wp, norms + 1, temperatures, unit, floor,
-        KERNEL, BOTH, WEIGHTED_SOFTMAX, WEIGH, R, BN, BM, BP, BP,
-    )  # fmt: skip
-    hx, hu, hp = cx.to(WORK), cu.to(WORK), cp.to(WORK)
-    total = _row_total(hx, hu, hp, WORK, BN, BM, BP)
-    if tl.float32 != WORK:
-        lx, lu, lp = (
-            (cx - hx.to(tl.float32)).to(WORK),
-            (cu - hu.to(tl.float32)).to(WORK),
-            (cp - hp.to(tl.float32)).to(WORK),
-        )
-        # The row sums of both halves go into the lower half, where they lose no digits.
-        lx = _subtract_row_total(lx, total + _row_total(lx, lu, lp, WORK, BN, BM, BP), WORK, BN)
+    samples = gen, neg, pos, stride, N, M, P, width
+    out = products + pid * (R * R)
+    if DIRECT:
+        if far:
+            _store_products(out, _products_of_differences(samples, by_x, by_u, by_p, R, BN, BM, BP), R)
+        else:
+            _store_products(
+                out, _products_of_drifts(samples, by_x, by_u, by_p, DIRECT, WORK, R, BN, BM, BP, BK), R
+            )
     else:
-        hx = _subtract_row_total(hx, total, WORK, BN)
-    factor = tl.load(norms) * tl.load(upstream + group * by_group)
-    out = address(origin, table, feature, GRADIENT) + offset
-    i = tl.arange(0, BN)
-    for k in range(0, width, BK):
-        x, u, p = load_tiles(gen, neg, pos, stride, N, M, P, width, k, DIRECT, WORK, BN, BM, BP, BK)
-        drift = add_product(tl.zeros((BN, BK), tl.float32), hx, x)
-        drift = add_product(add_product(drift, hu, u), hp, p)
-        if tl.float32 != WORK:
-            drift = add_product(add_product(add_product(drift, lx, x), lu, u), lp, p)
-        drift *= factor
-        column = k + tl.arange(0, BK)
-        inside = (i < N)[:, None] & (column < width)[None, :]
-        tl.store(out + i[:, None] * stride + column[None, :], drift.to(out.dtype.element_ty), mask=inside)
+        _store_products(
+            out, _products_of_drifts(samples, by_x, by_u, by_p, DIRECT, WORK, R, BN, BM, BP, BK), R
+        )

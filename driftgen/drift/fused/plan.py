@@ -171,15 +171,14 @@ def _plan_whole(
     shape: BucketShape, constants: dict[str, Any], sizes: list[float], factors: list[float],
     needs_gradient: bool, device: torch.device,
 ) -> _WholePasses:  # fmt: skip
+    from driftgen.drift.fused import gradient_triton as last
     from driftgen.drift.fused import passes_triton as kernels
 
     def launch(kernel: Any, *arguments: float, **options: Any) -> Launch:
         options |= shape.build_options(kernel.__name__)
         return Launch(kernel, shape.problems, device, *arguments, **options)
 
-    gradients = [
-        launch(kernels.gradient_kernel, by_group, *sizes, *factors, **constants) for by_group in (0, 1)
-    ]
+    gradients = [launch(last.gradient_kernel, by_group, *sizes, *factors, **constants) for by_group in (0, 1)]
     return _WholePasses(
         shape.problems * shape.sample_norms_size,
         shape.problems * shape.softmax_terms_size(constants["R"]) if needs_gradient else 1,

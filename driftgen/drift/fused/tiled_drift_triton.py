@@ -20,6 +20,14 @@ import triton
 import triton.language as tl
 
 from driftgen.drift.fused.affinities_triton import PADDED, log2_quotient
+from driftgen.drift.fused.distances_triton import load_coordinate
+from driftgen.drift.fused.far_clusters_triton import (
+    any_is_far,
+    in_column,
+    row_moments,
+    row_radius,
+    tile_coordinate,
+)
 from driftgen.drift.fused.passes_triton import add_product
 from driftgen.drift.fused.tiled_softmax_triton import rates_of, terms_size, zero_sums
 from driftgen.drift.fused.tiles_triton import (
@@ -35,6 +43,7 @@ from driftgen.drift.fused.tiles_triton import (
 )
 
 __all__ = [
+    "add_differences",
     "load_row_terms",
     "load_sums",
     "moving",
@@ -125,6 +134,48 @@ def zero_drifts(R: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr):
 
 
 @triton.jit
+def _sum_differences(
+    begin, end, rows, row_terms, problem, counts, group, weight, rates, terms,
+    min_distance, self_distance, floor,
+    CENTERED: tl.constexpr, WORK: tl.constexpr, WEIGHTED: tl.constexpr, RAGGED: tl.constexpr,
+    DIRECT: tl.constexpr, ONE: tl.constexpr, R: tl.constexpr, KERNEL: tl.constexpr,
+    BOTH: tl.constexpr, MASKED: tl.constexpr, WEIGHTED_SOFTMAX: tl.constexpr,
+    DK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """Σ A (y − x) of each row and temperature over tiles ``begin`` to ``end``, from differences."""
+    drifts = zero_drifts(R, BN, BD)
+    for column in range(begin, end):
+        distance, j, exists = column_distances(
+            column, rows, problem, counts, min_distance, self_distance,
+            CENTERED, WORK, DIRECT, ONE, RAGGED, MASKED, DK, BN, BM, BK,
+        )  # fmt: skip
+        columns = j, exists, column_weights(weight, group, counts, j, exists, WEIGHTED)
+        samples, first, count, _ = tile_at(column, problem, counts, BM)
+        next_drifts = ()
+        for r in tl.static_range(R):
+            a = tile_affinity(
+                r, distance, row_terms, columns, terms, counts, rates, floor,
+                WEIGHTED, RAGGED, KERNEL, BOTH, WEIGHTED_SOFTMAX,
+            )  # fmt: skip
+            next_drifts = next_drifts + (
+                add_differences(drifts[r], a, rows, samples, first, count, problem, BN, BM, BD),
+            )
+        drifts = next_drifts
+    return drifts
+
+
+@triton.jit
+def add_differences(
+    drift, c, rows, samples, first, count, problem, BN: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr
+):
+    """drift + Σ_j C_ij (y_j − x_i) of a tile, one coordinate at a time."""
+    for k in range(problem[4]):
+        x = load_coordinate(rows[0], problem[3], rows[1], rows[2], k, BN)
+        drift += in_column(tile_coordinate(c, x, samples, problem[3], first, count, k, BM), k, BD)
+    return drift
+
+
+@triton.jit
 def _sum_samples(
     begin, end, rows, row_terms, problem, counts, group, weight, rates, terms,
     min_distance, self_distance, floor,
@@ -133,8 +184,12 @@ def _sum_samples(
     BOTH: tl.constexpr, MASKED: tl.constexpr, WEIGHTED_SOFTMAX: tl.constexpr,
     DK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Σ A, Σ C and Σ C y of each row and temperature over tiles ``begin`` to ``end``. C is the rounded A."""
+    """Σ A, Σ C and Σ C y of each row and temperature over tiles ``begin`` to ``end``. C is the rounded A.
+
+    For clusters that are far apart, Σ C y is relative to the row, and Σ C is 0.
+    """
     sums, totals, drifts = zero_sums(R, BN), zero_sums(R, BN), zero_drifts(R, BN, BD)
+    moments = zero_sums(R, BN)
     for column in range(begin, end):
         distance, j, exists = column_distances(
             column, rows, problem, counts, min_distance, self_distance,
@@ -143,7 +198,7 @@ def _sum_samples(
         columns = j, exists, column_weights(weight, group, counts, j, exists, WEIGHTED)
         samples, first, count, _ = tile_at(column, problem, counts, BM)
         y = own_samples(samples, first, count, 0, problem, counts, DIRECT, WORK, BM, BD)
-        next_sums, next_totals, next_drifts = (), (), ()
+        next_sums, next_totals, next_drifts, next_moments = (), (), (), ()
         for r in tl.static_range(R):
             a = tile_affinity(
                 r, distance, row_terms, columns, terms, counts, rates, floor,
@@ -153,7 +208,24 @@ def _sum_samples(
             c, value = rounded(a, WORK)
             next_totals = next_totals + (totals[r] + tl.sum(value, axis=1),)
             next_drifts = next_drifts + (add_product(drifts[r], c, y),)
+            if DIRECT:
+                moment = row_moments(a, distance, rows[3][:, None] == j[None, :])[1]
+                next_moments = next_moments + (moments[r] + moment,)
         sums, totals, drifts = next_sums, next_totals, next_drifts
+        if DIRECT:
+            moments = next_moments
+    if DIRECT:
+        x = own_samples(rows[0], rows[1], rows[2], 0, problem, counts, DIRECT, WORK, BN, BD)
+        radius, far = row_radius(x), False
+        for r in tl.static_range(R):
+            far = far | any_is_far(radius, sums[r], moments[r])
+        if far:
+            totals = zero_sums(R, BN)
+            drifts = _sum_differences(
+                begin, end, rows, row_terms, problem, counts, group, weight, rates, terms, min_distance,
+                self_distance, floor, CENTERED, WORK, WEIGHTED, RAGGED, DIRECT, ONE, R, KERNEL, BOTH, MASKED,
+                WEIGHTED_SOFTMAX, DK, BN, BM, BK, BD,
+            )  # fmt: skip
     return sums, totals, drifts
 
 

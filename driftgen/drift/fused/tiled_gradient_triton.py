@@ -6,8 +6,10 @@ import triton
 import triton.language as tl
 
 from driftgen.drift.fused.distances_triton import GRADIENT, address
+from driftgen.drift.fused.far_clusters_triton import any_is_far, row_moments, row_radius
 from driftgen.drift.fused.passes_triton import add_product
 from driftgen.drift.fused.tiled_drift_triton import (
+    add_differences,
     load_row_terms,
     load_sums,
     rounded,
@@ -53,7 +55,9 @@ def combined_coefficients(
     BOTH: tl.constexpr, MASKED: tl.constexpr, WEIGHTED_SOFTMAX: tl.constexpr,
     DK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Σ_τ C_τ / λ_τ of a tile: its rounded value, its rounding error, and the sum of each row of both."""
+    """Σ_τ C_τ / λ_τ of a tile: its rounded value, its rounding error, the sum of each row of both, and, if
+    distances are computed from differences, the moments of each row.
+    """
     _, repelling, _ = count_tiles(counts, BM)
     distance, j, exists = column_distances(
         column, rows, problem, counts, min_distance, self_distance,
@@ -72,7 +76,10 @@ def combined_coefficients(
     if tl.float32 != WORK:
         low, error = rounded(c - value, WORK)
         c = value + error
-    return high, low, tl.sum(c, axis=1)
+    moments = ()
+    if DIRECT:
+        moments = row_moments(c, distance, rows[3][:, None] == j[None, :])
+    return high, low, tl.sum(c, axis=1), moments
 
 
 @triton.jit
@@ -102,8 +109,9 @@ def _gradient_sweep(
     factors = load_factors(row_terms, inverse_norms, attraction, repulsion, counts[0], rows[3], R)
     _, _, tiles = count_tiles(counts, BM)
     total, drift = tl.zeros((BN,), tl.float32), tl.zeros((BN, BD), tl.float32)
+    mass, moment = tl.zeros((BN,), tl.float32), tl.zeros((BN,), tl.float32)
     for column in range(0, tiles):
-        high, low, row_total = combined_coefficients(
+        high, low, row_total, moments = combined_coefficients(
             column, rows, row_terms, factors, problem, counts, group, weight, rates, terms, min_distance,
             self_distance, floor, CENTERED, WORK, WEIGHTED, RAGGED, DIRECT, ONE, R, KERNEL, BOTH, MASKED,
             WEIGHTED_SOFTMAX, DK, BN, BM, BK,
@@ -114,6 +122,20 @@ def _gradient_sweep(
         if tl.float32 != WORK:
             drift = add_product(drift, low, y)
         total += row_total
+        if DIRECT:
+            mass, moment = mass + moments[0], moment + moments[1]
+    if DIRECT:
+        x = own_samples(rows[0], rows[1], rows[2], 0, problem, counts, DIRECT, WORK, BN, BD)
+        if any_is_far(row_radius(x), mass, moment):
+            total, drift = tl.zeros((BN,), tl.float32), tl.zeros((BN, BD), tl.float32)
+            for column in range(0, tiles):
+                c, _, _, _ = combined_coefficients(
+                    column, rows, row_terms, factors, problem, counts, group, weight, rates, terms,
+                    min_distance, self_distance, floor, CENTERED, WORK, WEIGHTED, RAGGED, DIRECT, ONE, R,
+                    KERNEL, BOTH, MASKED, WEIGHTED_SOFTMAX, DK, BN, BM, BK,
+                )  # fmt: skip
+                samples, first, count, _ = tile_at(column, problem, counts, BM)
+                drift = add_differences(drift, c, rows, samples, first, count, problem, BN, BM, BD)
     store_gradient(out, drift, total, factor, 0, rows, problem, counts, DIRECT, WORK, BN, BD)
 
 

@@ -103,6 +103,7 @@ def plan_tiles(
     ``constants`` and ``factors`` (self-distance, floor, attraction, repulsion) are those of the kernels for
     small groups.
     """
+    from driftgen.drift.fused import strip_gradient_triton as strip_gradient
     from driftgen.drift.fused import strips_triton as strip
     from driftgen.drift.fused import tiled_drift_triton as drift
     from driftgen.drift.fused import tiled_gradient_triton as gradient
@@ -184,7 +185,8 @@ def plan_tiles(
     last: Launch | Strips
     if tile.strips:
         kernels = strip.affinity_strips_kernel, strip.strip_products_kernel
-        last, parts = strips("products", kernels, r, 2 * r, (factors[:2], factors[2:]), [])
+        values = (3 if shape.direct else 2) * r
+        last, parts = strips("products", kernels, r, values, (factors[:2], factors[2:]), [])
     else:
         parts = _divide(generated, tile.rows)
         last = launch(
@@ -195,9 +197,11 @@ def plan_tiles(
     gradients: list[Launch | TiledGradient] = []
     for by_group in (0, 1):
         if tile.strips:
-            kernels = strip.gradient_strips_kernel, strip.strip_gradient_kernel
-            matrices = 1 if shape.direct else 2
-            both, _ = strips("gradient", kernels, matrices, 1, (factors, []), [by_group], MATRICES=matrices)
+            kernels = strip_gradient.gradient_strips_kernel, strip_gradient.strip_gradient_kernel
+            matrices, values = (1, 3) if shape.direct else (2, 1)
+            both, _ = strips(
+                "gradient", kernels, matrices, values, (factors, []), [by_group], MATRICES=matrices
+            )
             gradients.append(TiledGradient(both))
         else:
             gradients.append(

@@ -20,6 +20,7 @@ from driftgen.drift.fused.distances_triton import (
     MAX_SQUARE,
     centered,
     diagonal,
+    load_coordinate,
     load_rows,
     locate,
     median_of_three,
@@ -172,10 +173,9 @@ def _tile_products(
 def _tile_differences(rows, samples, first, count, problem, BN: tl.constexpr, BM: tl.constexpr):
     """Squared distances |x − y|² of two tiles from differences."""
     total = tl.zeros((BN, BM), tl.float32)
-    i, j = rows[1] + tl.arange(0, BN), first + tl.arange(0, BM)
     for k in range(problem[4]):
-        x = tl.load(rows[0] + i * problem[3] + k, mask=i < rows[2], other=0.0).to(tl.float32)
-        y = tl.load(samples + j * problem[3] + k, mask=j < count, other=0.0).to(tl.float32)
+        x = load_coordinate(rows[0], problem[3], rows[1], rows[2], k, BN)
+        y = load_coordinate(samples, problem[3], first, count, k, BM)
         difference = x[:, None] - y[None, :]
         total += difference * difference
     return tl.minimum(total, MAX_SQUARE)
