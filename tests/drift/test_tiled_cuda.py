@@ -9,7 +9,7 @@ from driftgen.drift.fused.tile_sizes import Tile
 from driftgen.ops.launch import Launch
 from tests.support.accuracy import error
 from tests.support.interpreter import _kernels_at_all_temperatures  # noqa: F401
-from tests.support.kernel_losses import ALLOWED, KINDS, run, samples
+from tests.support.kernel_losses import ALLOWED, KINDS, error_of_distant_clusters, run, samples
 
 pytestmark = pytest.mark.cuda
 LARGE = [(256, 32, 256), (640, 0, 640), (512, 64, 2048), (65, 17, 130), (1024, 96, 4000)]
@@ -50,6 +50,17 @@ def test_kinds_of_samples(kind, dtype):
     sets = samples(kind, (256, 32, 256), 128, dtype=dtype)
     allowed = {torch.bfloat16: 2**-7, torch.float32: 2**-10 if kind == "outlier" else None}
     compare_with_eager(*sets, allowed=allowed.get(dtype) if kind in ("outlier", "duplicate") else None)
+
+
+@pytest.mark.parametrize("convention", ["release", "paper"])
+@pytest.mark.parametrize("gap", [1e3, 1e5])
+@pytest.mark.parametrize(
+    ("sizes", "width"),
+    [((64, 16, 64), 64), ((200, 30, 300), 24), ((200, 30, 300), 64), ((200, 30, 300), 256)],
+)
+def test_distant_clusters(sizes, width, gap, convention):
+    """Whole problems, sweeps, sweeps of the gradient alone, and strips."""
+    assert error_of_distant_clusters(convention, gap, sizes, width) < 1e-5
 
 
 @pytest.mark.parametrize("convention", ["release", "paper"])
