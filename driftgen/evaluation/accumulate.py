@@ -20,6 +20,7 @@ from driftgen.evaluation.frechet import Moments
 from driftgen.evaluation.image_sources import BLOCK, ImageSource, block_digest
 from driftgen.evaluation.inception_score import InceptionScore, ScoreSums
 from driftgen.support.atomic_write import atomic_write
+from driftgen.support.checksum import tensors_checksum
 from driftgen.support.distributed import Distributed
 from driftgen.support.signals import handle_signals
 from driftgen.support.untrusted_files import open_safetensors
@@ -136,7 +137,8 @@ class Sums:
         tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
         blocks = " ".join(f"{block}:{digest}" for block, digest in self.blocks.items())
         with atomic_write(path) as scratch:
-            save_file(tensors, scratch, {"key": key, "blocks": blocks})
+            checksum = tensors_checksum(sorted(tensors.items()), blocks)
+            save_file(tensors, scratch, {"key": key, "blocks": blocks, "checksum": checksum})
 
     def load(self, path: Path, key: str) -> bool:
         """Restore saved sums; return False if there are none of the same evaluation."""
@@ -146,8 +148,10 @@ class Sums:
                 if metadata.get("key") != key:
                     return False
                 tensors = {name: file.get_tensor(name).to(self.device) for name in file.keys()}  # noqa: SIM118
-                int(tensors["count"]), tensors["total"], tensors["outer"], tensors["features"]
-                blocks = {int(b): d for b, d in (e.split(":") for e in metadata["blocks"].split())}
+                saved = metadata["blocks"]
+                if metadata["checksum"] != tensors_checksum(sorted(tensors.items()), saved):
+                    return False
+                blocks = {int(b): d for b, d in (e.split(":") for e in saved.split())}
         except InputError:  # none, or damaged: computed again
             return False
         self.moments = Moments(int(tensors["count"]), tensors["total"], tensors["outer"])

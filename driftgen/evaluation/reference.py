@@ -19,6 +19,7 @@ from driftgen.evaluation.encoders import TF32, Encoder
 from driftgen.evaluation.frechet import Moments
 from driftgen.evaluation.image_sources import ImageSource
 from driftgen.support.atomic_write import atomic_write, make_folder
+from driftgen.support.checksum import tensors_checksum
 from driftgen.support.distributed import Distributed
 from driftgen.support.rng import derive_generator
 from driftgen.support.untrusted_files import open_safetensors, parse_json
@@ -56,20 +57,23 @@ class Reference:
         if place.suffix != ".safetensors":
             raise InputError(f"{place}: reference statistics are written as .safetensors")
         make_folder(place.parent)
-        header = {
-            "format": FORMAT,
-            "encoder": json.dumps(dict(self.encoder)),
-            "about": json.dumps(dict(self.about)),
-            "driftgen": driftgen.__version__,
-        }
         tensors = {
             "count": torch.tensor([self.moments.count]),
             "total": self.moments.total,
             "outer": self.moments.outer,
             "features": self.features,
         }
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+        encoder, about = json.dumps(dict(self.encoder)), json.dumps(dict(self.about))
+        header = {
+            "format": FORMAT,
+            "encoder": encoder,
+            "about": about,
+            "driftgen": driftgen.__version__,
+            "checksum": tensors_checksum(sorted(tensors.items()), encoder, about),
+        }
         with atomic_write(place) as scratch:
-            save_file({name: t.cpu().contiguous() for name, t in tensors.items()}, scratch, header)
+            save_file(tensors, scratch, header)
         return place
 
     def check(self, encoder: Encoder, *, force: bool = False) -> None:
@@ -128,7 +132,11 @@ def load_reference(path: str | Path, device: str | torch.device = "cpu") -> Refe
             raise ValueError("the shapes of its tensors do not fit together")
         if not all(bool(tensor.isfinite().all()) for tensor in (total, outer, features)):
             raise ValueError("not finite")
-        encoder, about = parse_json(header["encoder"]), parse_json(header["about"])
+        texts = header["encoder"], header["about"]
+        # Earlier versions wrote no checksum.
+        if header.get("checksum") not in (None, tensors_checksum(sorted(tensors.items()), *texts)):
+            raise ValueError("its checksum differs")
+        encoder, about = map(parse_json, texts)
         if not isinstance(encoder, dict) or not isinstance(about, dict):
             raise ValueError("no description of encoder and data")
         return Reference(Moments(int(count), total, outer), features, encoder, about)

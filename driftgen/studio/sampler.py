@@ -22,6 +22,7 @@ from driftgen.evaluation.neighbors import CosineNeighbors
 from driftgen.evaluation.real_images import DIGITS, load_bytes, open_in_shape, run_data
 from driftgen.generators.base import Noise
 from driftgen.interop.packaged import find_packaged
+from driftgen.ops.host_copy import device_tensor
 from driftgen.pipeline import DriftPipeline
 from driftgen.studio.model_list import find_source, list_models
 from driftgen.studio.readable_folders import ReadableFolders
@@ -208,7 +209,7 @@ def _noise(pipe: DriftPipeline, count: int, seed: int) -> Noise:
 
 @torch.inference_mode()
 def _decode(pipe: DriftPipeline, noise: Noise, labels: list[int], alpha: float) -> list[Image.Image]:
-    classes = torch.tensor(labels, device=pipe.device)
+    classes = device_tensor(labels, torch.long, pipe.device)
     alphas = torch.full((len(labels),), alpha, device=pipe.device)
     samples = pipe.generator(noise, classes, alphas).float()
     return to_pil(to_uint8(pipe.tokenizer.decode(samples).float()))

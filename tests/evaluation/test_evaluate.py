@@ -136,6 +136,38 @@ def test_reference_round_trip_and_refusal(reference, tmp_path):
         load_reference(damaged)
 
 
+def flipped_bytes(path):
+    """Yield copies of a safetensors file, one byte of its tensors flipped in each."""
+    content = path.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    for position in np.linspace(start, len(content) - 1, 20).astype(int):
+        flipped = bytearray(content)
+        flipped[position] ^= 1
+        path.write_bytes(flipped)
+        yield path
+    path.write_bytes(content)
+
+
+def test_flipped_bytes_of_a_reference_are_refused(reference, tmp_path):
+    path = reference.save(tmp_path / "digits.safetensors")
+    for damaged in flipped_bytes(path):
+        with pytest.raises(InputError, match="its checksum differs"):
+            load_reference(damaged)
+    load_reference(path)
+
+
+def test_flipped_bytes_of_partial_sums_are_not_taken(tmp_path):
+    path = tmp_path / "part.safetensors"
+    sums = Sums(20, torch.arange(10), torch.device("cpu"))
+    sums.update(0, torch.rand(20, 1, 8, 8), torch.randn(20, 64), None)
+    sums.save(path, "k")
+    for damaged in flipped_bytes(path):
+        assert not Sums(20, torch.arange(10), torch.device("cpu")).load(damaged, "k")
+    again = Sums(20, torch.arange(10), torch.device("cpu"))
+    assert again.load(path, "k")
+    assert torch.equal(again.moments.outer, sums.moments.outer)
+
+
 def test_a_trained_encoder_gives_a_distance_named_after_it():
     encoder = wrap_encoder(ResNetMAE(in_channels=1, base_channels=8, blocks=(1, 1)), "mae-digits", "cpu")
     reference = compute_reference(open_real("digits-heldout"), encoder, ALONE)

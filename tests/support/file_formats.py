@@ -19,6 +19,7 @@ from driftgen.data.images import open_images
 from driftgen.data.latent_encoding import encode_images
 from driftgen.data.latents import LatentCache
 from driftgen.data.toy import load_points
+from driftgen.evaluation.accumulate import Sums
 from driftgen.evaluation.frechet import Moments
 from driftgen.evaluation.real_images import run_data
 from driftgen.evaluation.reference import Reference, load_reference
@@ -244,6 +245,16 @@ def _reference(folder: Path) -> None:
     Reference(moments, features.float(), {"name": "pixels"}, about).save(folder / "r.safetensors")
 
 
+def _sums() -> Sums:
+    return Sums(6, torch.arange(4), torch.device("cpu"))
+
+
+def _partial_sums(folder: Path) -> None:
+    sums = _sums()
+    sums.update(0, torch.zeros(6, 1, 8, 8), torch.ones(6, 4), None)
+    sums.save(folder / "s.safetensors", "key")
+
+
 def _checkpoints(folder: Path) -> None:
     for step in (1, 2):
         Checkpoints(folder).save(step, state(step), {"step": step})
@@ -374,6 +385,12 @@ FORMATS = (
     Format("run without a model", _run, _no_model, ("config.yaml", "metrics.jsonl")),
     Format(
         "reference statistics", _reference, lambda f: load_reference(f / "r.safetensors"), ("r.safetensors",)
+    ),
+    Format(
+        "sums of an evaluation",
+        _partial_sums,
+        lambda f: _sums().load(f / "s.safetensors", "key"),
+        ("s.safetensors",),
     ),
     Format("checkpoint", _checkpoints, lambda f: Checkpoints(f).load(), ("step-00000002/*",)),
     Format("compact state", _compact, lambda f: read_state(f / "state"), ("state/*",)),
