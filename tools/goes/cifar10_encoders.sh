@@ -7,7 +7,7 @@
 #   coarse, fine  two masked autoencoders each, which differ in their seed and see patches of 2x2 pixels, or every
 #                 pixel; each step draws one of each kind, or with PER_STEP=1 one of them all. DATA may hold them
 #                 from an earlier go; otherwise they are trained first.
-#   pretrained    EfficientNet-lite0 with ImageNet weights, DATA/efficientnet-lite0.safetensors: a figure to be
+#   pretrained    EfficientNet-lite0 with ImageNet weights, DATA/efficientnet-lite0-57934424.pth: a figure to be
 #                 labeled so.
 #
 # DATA also holds train.npz and inception.pt. The generator starts from the shipped weights, from those in DATA/init,
@@ -16,8 +16,7 @@
 # the number of samples per class. STEPS, MORE and MORE_ENCODER are for trials.
 set -uo pipefail
 data=$1 out=$2 end=$((SECONDS + 60 * ${3:-24}))
-tree=$(cd "$(dirname "$0")/../.." && pwd)
-run() { PYTHONPATH=$tree${PYTHONPATH:+:$PYTHONPATH} "${PYTHON:-python3}" -m driftgen "$@"; }
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 mkdir -p "$out"
 
 encoder() { # NAME SEED ARGUMENT...
@@ -37,7 +36,7 @@ for kind in ${KINDS:-coarse fine}; do
   esac
   entry="{kind: mae, path: $out/$kind-1-8bit, pool: [$out/$kind-2-8bit]}"
   if [ "$kind" = pretrained ]; then
-    entry="{kind: efficientnet-lite0, path: $data/efficientnet-lite0.safetensors, options: {size: ${SIZE:-128}}}"
+    entry="{kind: efficientnet-lite0, path: $data/efficientnet-lite0-57934424.pth, options: {size: ${SIZE:-128}}}"
   fi
   entries+="${entries:+, }$entry"
 done
@@ -66,7 +65,7 @@ PY
   )
 fi
 echo "$STEPS steps in $((end - SECONDS)) s"
-timeout -s INT $((end - SECONDS)) env PYTHONPATH="$tree${PYTHONPATH:+:$PYTHONPATH}" "${PYTHON:-python3}" -m driftgen train "${arguments[@]}" \
+timeout -s INT $((end - SECONDS)) "${PYTHON:-python3}" -m driftgen train "${arguments[@]}" \
   --out "$out/run" --set optim.steps="$STEPS" ${MORE:-} > "$out/run.log" 2>&1
 run convert shards "$out/run" "$out/int8" --dtype int8 > "$out/convert.log" 2>&1
 run eval "$out/int8" --data "$out/stats.safetensors" --encoder "$data/inception.pt" --fast -n "${SAMPLES:-50000}" \

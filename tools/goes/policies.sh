@@ -7,17 +7,16 @@
 # Scores are written to OUT. A second call resumes. MORE, STEPS, CHECKPOINTS and EPISODES are for trials.
 set -uo pipefail
 data=$1 out=$2
-tree=$(cd "$(dirname "$0")/../.." && pwd)
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 export SDL_VIDEODRIVER=dummy
-run() { PYTHONPATH=$tree${PYTHONPATH:+:$PYTHONPATH} "${PYTHON:-python3}" -m driftgen policy "$@"; }
 mkdir -p "$out"
 
 train() { # NAME STEPS RECIPE ARGUMENT...
   local name=$1 steps=${STEPS:-$2} recipe=$3
   shift 3
-  run train "$recipe" --set data.path="$data/pusht_cchi_v7_lowdim.npz" "$@" --out "$out/$name" \
+  run policy train "$recipe" --set data.path="$data/pusht_cchi_v7_lowdim.npz" "$@" --out "$out/$name" \
     --set optim.steps="$steps" --set output.checkpoint_every=$((steps / 30 + 1)) ${MORE:-} > "$out/$name.log" 2>&1
-  run eval "$out/$name" --checkpoints "${CHECKPOINTS:-10}" --episodes "${EPISODES:-50}" --out "$out/$name-eval" \
+  run policy eval "$out/$name" --checkpoints "${CHECKPOINTS:-10}" --episodes "${EPISODES:-50}" --out "$out/$name-eval" \
     > "$out/$name-eval.log" 2>&1 &
 }
 small=(--set generator.kind=chunk-mlp --set generator.preset=base --set batch.observations=256

@@ -6,14 +6,14 @@
 # Tiny-ImageNet is trained as a user's own images, by folder and mae-folder at size base, whose values are those of
 # the recipes tiny-imagenet and mae-tiny-imagenet.
 #
-# DATA holds fashion.npz, fashion-test.npz, tiny.npz, tiny-test.npz and inception.pt. Whatever the time allows
+# DATA holds fashion.npz, fashion-test.npz, tiny.npz, tiny-test.npz and inception.pt; unpack.py
+# writes the last three. Whatever the time allows
 # is trained: the generators stop MINUTES after the start, and what they have then is evaluated and written to
 # OUT. A second call resumes. SETS names the sets to train. An encoder in DATA/mae-NAME is taken instead of a new
 # one. MORE holds further arguments of every training, such as --set compile=false.
 set -uo pipefail
 data=$1 out=$2 end=$((SECONDS + 60 * ${3:-18}))
-tree=$(cd "$(dirname "$0")/../.." && pwd)
-run() { PYTHONPATH=$tree${PYTHONPATH:+:$PYTHONPATH} "${PYTHON:-python3}" -m driftgen "$@"; }
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 samples=${SAMPLES:-50000}
 mkdir -p "$out"
 
@@ -30,7 +30,7 @@ train() { # NAME RECIPE CHANNELS ARGUMENT...: the encoder, the generator, and th
   # The schedule counts steps: a short trial says how many fit.
   local steps=${STEPS:-$(fitting_steps "$name" "$set" "$left" "$encoder" "$@")}
   echo "$name: $steps steps in $left s"
-  timeout -s INT "$left" env PYTHONPATH="$tree${PYTHONPATH:+:$PYTHONPATH}" "${PYTHON:-python3}" -m driftgen train "$set" "$@" --out "$out/$name" \
+  timeout -s INT "$left" "${PYTHON:-python3}" -m driftgen train "$set" "$@" --out "$out/$name" \
     --set data.path="$data/$name.npz" --set "encoders=[{kind: mae, path: $encoder}]" \
     --set optim.steps="$steps" ${MORE:-} > "$out/$name.log" 2>&1
   run eval stats "$data/$name.npz" "$out/$name-stats.safetensors" --encoder "$data/inception.pt" --fast \
@@ -38,7 +38,7 @@ train() { # NAME RECIPE CHANNELS ARGUMENT...: the encoder, the generator, and th
   run eval "$out/$name" --data "$out/$name-stats.safetensors" --encoder "$data/inception.pt" --fast \
     --guidance "${GUIDANCES:-1.0,1.5}" -n "$samples" --batch-size 500 --out "$out/$name-eval" \
     > "$out/$name-eval.log" 2>&1
-  run eval "$data/$name-test.npz" --channels "$channels" --data "$out/$name-stats.safetensors" --fast \
+  [ ! -e "$data/$name-test.npz" ] || run eval "$data/$name-test.npz" --channels "$channels" --data "$out/$name-stats.safetensors" --fast \
     --encoder "$data/inception.pt" --out "$out/$name-test-eval" > "$out/$name-test-eval.log" 2>&1
   run sample "$out/$name" -n 80 --guidance 1.5 --seed 0 --out "$out/$name-samples" > "$out/$name-sample.log" 2>&1
 }
