@@ -15,6 +15,7 @@ from driftgen.errors import InputError
 __all__ = ["WorkerProcess"]
 
 SECONDS_TO_END = 5.0
+SECONDS_TO_ANSWER = 1.0  # for a call that is running when the process is to end
 # In messages of torch's allocators.
 OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
@@ -31,6 +32,7 @@ class WorkerProcess:
     def __init__(self, module: str, cls: str, *arguments: Any) -> None:
         self._target = (module, cls, arguments)
         self._lock = threading.Lock()
+        self._closed = False
         self._start()
 
     @property
@@ -46,6 +48,8 @@ class WorkerProcess:
                 kind, answer = self._connection.recv()
             except (EOFError, OSError):
                 code = self._end()
+                if self._closed:
+                    raise InputError("the server ended before this was done") from None
                 self._start()
                 raise InputError(
                     f"the process that works on this ended (exit code {code}), often for lack of memory: it "
@@ -56,9 +60,13 @@ class WorkerProcess:
         raise InputError(answer)
 
     def close(self) -> None:
-        """End the process."""
-        with self._lock:
-            self._end()
+        """End the process, whatever it computes."""
+        self._closed = True
+        if not self._lock.acquire(timeout=SECONDS_TO_ANSWER):
+            self._process.kill()  # which ends the call
+            self._lock.acquire()
+        self._end()
+        self._lock.release()
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")

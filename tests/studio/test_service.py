@@ -1,6 +1,7 @@
 """The queue before the worker: order of arrival, one at a time, bounded."""
 
 import threading
+import time
 
 import pytest
 
@@ -107,3 +108,21 @@ def test_a_process_that_dies_is_replaced(process):
         process.call("die", 7)
     assert process.call("add", 1) == 4  # a new object
     assert process.pid != before
+
+
+def test_a_process_ends_in_the_middle_of_a_call(process):
+    """Ctrl-C must not wait for a large batch, nor start another process in its place."""
+    process.call("add", 0)
+    service, begin = Service(process.call), time.monotonic()
+    future = service.submit("sleep", 100)
+    while not future.running():
+        time.sleep(0.01)
+    time.sleep(0.1)
+    before = process.pid
+    process.close()
+    with pytest.raises(InputError, match="the server ended before this was done"):
+        future.result(10)
+    assert time.monotonic() - begin < 20
+    assert process.pid == before
+    with pytest.raises(InputError, match="the server ended"):
+        process.call("add", 1)

@@ -69,6 +69,15 @@ def test_without_gradio_the_message_says_what_to_install(monkeypatch):
     fails(import_gradio, r"^the studio needs gradio: pip install 'driftgen\[studio\]'$")
 
 
+@pytest.mark.slow
+def test_behind_a_proxy_it_starts_on_another_address_of_the_machine(tmp_path, monkeypatch):
+    """The server asks itself whether it runs, which a proxy would refuse."""
+    for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with run_studio(tmp_path, "--device", "cpu", "--host", "127.0.0.2") as studio:
+        assert studio.url.startswith("http://127.0.0.2:")
+
+
 def test_the_style_of_reports_stays_in_its_element():
     style = scoped_style(".report")
     assert style.startswith(".report {")

@@ -94,3 +94,4 @@ def run_studio(place, *words):
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+            raise AssertionError("the studio did not end within 20 s of Ctrl-C") from None

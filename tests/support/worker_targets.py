@@ -1,6 +1,7 @@
 """Objects for a worker process, in a module that imports nothing large."""
 
 import os
+import time
 
 from driftgen.errors import InputError
 
@@ -26,3 +27,6 @@ class Target:
 
     def die(self, code):
         os._exit(code)
+
+    def sleep(self, seconds):
+        time.sleep(seconds)

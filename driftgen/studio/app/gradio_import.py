@@ -14,12 +14,12 @@ from driftgen.errors import InputError
 __all__ = ["import_gradio"]
 
 
-def import_gradio() -> Any:
-    """Return the module; raise with the command that installs it if it is missing."""
+def import_gradio(host: str = "127.0.0.1") -> Any:
+    """Return the module for a server on ``host``, or raise with the command that installs it."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     # The server asks itself whether it runs; a proxy between the two may refuse.
     for name in ("no_proxy", "NO_PROXY"):
-        os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1,localhost")))
+        os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1,localhost", host)))
     try:
         import_module("psutil")
         with _without_type_stubs():

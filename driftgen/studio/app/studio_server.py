@@ -7,7 +7,7 @@ import logging
 import re
 import secrets
 import socket
-import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
@@ -25,6 +25,7 @@ from driftgen.studio.app.tab_sample import build_sample_tab
 from driftgen.studio.app.tab_train import TRAIN_SECONDS, build_train_tab
 from driftgen.studio.app.workshop import Workshop
 from driftgen.studio.readable_folders import ReadableFolders
+from driftgen.support.signals import handle_signals
 from driftgen.support.user_paths import expand_user
 
 __all__ = ["Address", "check_address", "check_folders", "run_studio", "serve"]
@@ -81,7 +82,13 @@ def run_studio(runs: Path, data: Path, host: str, port: int, token: str | None, 
         )
 
         choose_device(device)
-    with serve(folders, address, device):
+    stopped = False
+
+    def stop(name: str) -> None:
+        nonlocal stopped
+        stopped = True
+
+    with serve(folders, address, device), handle_signals(stop):
         print(f"driftgen studio: {address.url}", flush=True)
         if address.token is not None:
             print(
@@ -90,10 +97,9 @@ def run_studio(runs: Path, data: Path, host: str, port: int, token: str | None, 
                 flush=True,
             )
         print("Ctrl-C ends it; a training that it started continues.", flush=True)
-        try:
-            threading.Event().wait()
-        except KeyboardInterrupt:
-            print("driftgen studio: ended", flush=True)
+        while not stopped:
+            time.sleep(0.1)
+        print("driftgen studio: ended", flush=True)
 
 
 def check_folders(runs: Path, data: Path) -> ReadableFolders:
@@ -133,7 +139,7 @@ def serve(folders: ReadableFolders, address: Address, device: str | None = None)
     workshop = Workshop(folders, device)
     workshop.warm_up()  # imports torch while this process imports gradio
     try:
-        gr = import_gradio()
+        gr = import_gradio(address.host)
         page = build_page(gr, workshop)
         _launch(gr, page, workshop, address)
         try:
