@@ -31,7 +31,7 @@ def my_kernel(distance, temperature):
         ({"kernel": "gaussian", "temperatures": (0.4, 0.5)}, None),
         (
             {"kernel": "gaussian", "temperatures": (0.3, 0.5)},
-            "drifts may underflow at temperature 0.3 with 4 of",
+            "drifts may underflow at temperature 0.3 with 4 positives and 7 negatives for each of 4 samples",
         ),
         ({"temperatures": (2e-4, 0.2)}, None),
         ({"temperatures": (1.9e-4, 0.2)}, "temperature 0.00019 is too low for distances in float32"),
@@ -41,7 +41,15 @@ def my_kernel(distance, temperature):
         ({"convention": "paper", "temperatures": 0.2}, None),
         ({"convention": "paper"}, "drifts may underflow at temperature 0.02"),
         ({"convention": "paper", "normalize_drift": False}, None),
-        ({"convention": "paper", "temperatures": 0.2, "sizes": (4, 4, 1)}, "with 1 of 9 samples positive"),
+        (
+            {"convention": "paper", "temperatures": 0.2, "sizes": (4, 4, 1)},
+            "with 1 positives and 7 negatives",
+        ),
+        (
+            {"convention": "paper", "temperatures": 0.2, "sizes": (1, 1, 8)},
+            "with 8 positives and 1 negatives",
+        ),
+        ({"convention": "paper", "temperatures": 0.2, "sizes": (1, 0, 8)}, None),
         ({"convention": "paper", "temperatures": 0.2, "types": (torch.float16,) * 3}, "drifts may underflow"),
         ({"normalize_drift": False}, None),
         ({"attraction": 1.5, "repulsion": 0.0}, None),
@@ -84,6 +92,15 @@ def test_drifts_below_float32_are_left_to_the_eager_engine():
     for temperatures in (0.02, 0.2):
         out = dg.DriftingLoss(temperatures, convention="paper")(gen, pos)
         assert out.loss.item() == pytest.approx(1, rel=1e-5)
+
+
+def test_drifts_of_far_negatives_are_left_to_the_eager_engine():
+    """One negative among many positives: the kernels would return a loss of 0."""
+    rng = torch.Generator().manual_seed(0)
+    gen = torch.randn(1, 4, generator=rng).to(DEVICE)
+    pos = gen + torch.randn(16, 4, generator=rng).to(DEVICE) / 1000
+    out = dg.DriftingLoss(0.3, kernel="gaussian")(gen, pos, gen + 2)
+    assert out.loss.item() == pytest.approx(1, rel=1e-5)
 
 
 @pytest.mark.parametrize(("vectors", "supported"), [(2**22 - 1, True), (2**22, False)])

@@ -98,6 +98,17 @@ def test_mean_squared_drifts_of_distant_clusters():
     assert assert_right(Case(**ORDINARY | change)) is not None
 
 
+@pytest.mark.interpreter
+def test_one_far_negative_among_many_positives():
+    """The kernels would return a loss of 0: the call must be left to the eager engine."""
+    pytest.importorskip("triton")
+    change = {
+        "target": "fused", "n": 1, "p": 16, "m": 1, "width": 1, "layout": "near", "far": 1e3, "seed": 415,
+        "temperatures": (0.3,), "kernel": "gaussian", "convention": "release",
+    }  # fmt: skip
+    assert assert_right(Case(**ORDINARY | change)) is not None
+
+
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_field_and_loss(data):

@@ -32,11 +32,13 @@ def unsupported_reason(settings: Settings, buckets: Sequence[Bucket]) -> str | N
     be too low for distances in float32: from 2e-4 for a Laplace kernel.
 
     Normalized drifts without the release's floor of affinities need a temperature at which they do not
-    underflow. In units of the mean distance of T samples, the mean distance to P positives is at most T/P,
-    and k(T/P) must not be below e⁻³⁰ (e⁻⁸ for float16). The eager engine has no such bound.
+    underflow. In units of the mean distance of T samples, the mean distance to P of them, the positives or
+    the negatives, is at most T/P for some x, and k(T/P) must not be below e⁻³⁰ (e⁻⁸ for float16). The eager
+    engine has no such bound.
 
     Not checked, because reading values would synchronize with the host: distances must lie between 1e-15 and
-    1e15 (from 1e-5 without the floor).
+    1e15 (from 1e-5 without the floor). Without the floor, weights must not leave the positives, or the
+    negatives, a much smaller share of the total weight than of the samples.
     """
     device = buckets[0].device
     if not has_kernels(device):
@@ -71,9 +73,9 @@ def _shape_reason(settings: Settings, shape: BucketShape) -> str | None:
         return f"temperature {lowest:g} is too low for distances in float32"
     if (temperature := _underflowing_temperature(settings, shape)) is not None:
         return (
-            f"drifts may underflow at temperature {temperature:g} with {positives} of {sum(shape.samples)} "
-            "samples positive and no floor of affinities (the paper's convention, or another kernel or "
-            "normalization than the release's)"
+            f"drifts may underflow at temperature {temperature:g} with {positives} positives and "
+            f"{generated - 1 + negatives} negatives for each of {generated} samples and no floor of "
+            "affinities (the paper's convention, or another kernel or normalization than the release's)"
         )
     if len(settings.temperatures) > MAX_TEMPERATURES:
         return f"{len(settings.temperatures)} temperatures, the kernels take up to {MAX_TEMPERATURES}"
@@ -93,7 +95,10 @@ def _underflowing_temperature(settings: Settings, shape: BucketShape) -> float |
     if settings.guards.min_affinity > 0 or not settings.normalize_drift:
         return None
     lowest = min(settings.temperatures)
-    farthest = torch.tensor(sum(shape.samples) / shape.samples[2])
+    generated, negatives, positives = shape.samples
+    # A sample is no negative of itself. Without negatives, drifts are 0.
+    smaller = min(positives, generated - 1 + negatives) or positives
+    farthest = torch.tensor(sum(shape.samples) / smaller)
     return lowest if settings.kernel(farthest, lowest) < -MAX_EXPONENT[shape.dtype] else None
 
 
