@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from driftgen.data.encoded_images import EncodedImages, Listing
 from driftgen.data.locate import IMAGE_SUFFIXES, SPLIT_NAMES, choose_split, is_image
 from driftgen.errors import InputError
 from driftgen.support.sheets import RECORD, SHEET
-from driftgen.support.untrusted_files import reading
+from driftgen.support.untrusted_files import parse_json, reading
 
 if TYPE_CHECKING:
     from driftgen.data.config import Data
@@ -124,7 +123,7 @@ def _read_labels(path: Path, files: list[str]) -> list[int | str] | None:
         rows: list[Any] = (
             list(csv.DictReader(stream))
             if path.suffix == ".csv"
-            else [json.loads(line) for line in stream if line.strip()]
+            else [parse_json(line, finite=False) for line in stream if line.strip()]
         )
     column, found = None, dict[str, Any]()
     for number, row in enumerate(rows, start=1):

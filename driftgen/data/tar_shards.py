@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import tarfile
@@ -16,7 +15,7 @@ from driftgen.data.classes import number_classes
 from driftgen.data.encoded_images import EncodedImages, Listing
 from driftgen.data.locate import IMAGE_SUFFIXES, Place
 from driftgen.errors import InputError
-from driftgen.support.untrusted_files import reading
+from driftgen.support.untrusted_files import parse_json, reading
 
 if TYPE_CHECKING:
     from driftgen.data.config import Data
@@ -159,7 +158,7 @@ def _read_label(
             raise InputError(f"{path}: {name} holds {text[:40]!r}, expected a class number 0, 1, ...")
         return int(text)
     try:
-        record = json.loads(text)
+        record = parse_json(text, finite=False)
     except (ValueError, RecursionError):
         raise InputError(f"{path}: {name} is not valid JSON") from None
     if not isinstance(record, dict):

@@ -6,7 +6,6 @@ and ``model-best/`` the average with the best evaluation. The run replaces them 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from driftgen.errors import InputError
 from driftgen.interop.saved_config import CONFIG, read_config
 from driftgen.support.atomic_write import PARTIAL, REPLACED
-from driftgen.support.untrusted_files import read_bytes
+from driftgen.support.untrusted_files import parse_json, read_bytes
 from driftgen.support.yaml_files import read_mapping
 
 __all__ = ["LIVE", "RUN_MODEL", "choose_weights", "find_run_model", "model_folders", "weight_sets"]
@@ -111,5 +110,5 @@ def _last_step(metrics: Path) -> int:
         lines = []
     for line in reversed(lines):
         with suppress(ValueError, TypeError, AttributeError, OverflowError, RecursionError):
-            return int(json.loads(line).get("step", 0))  # unless the row is being written
+            return int(parse_json(line, finite=False).get("step", 0))  # unless the row is being written
     return 0

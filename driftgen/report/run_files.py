@@ -14,7 +14,7 @@ from driftgen.errors import InputError
 from driftgen.report.curves import LARGEST
 from driftgen.report.run_rows import read_rows
 from driftgen.support.troubleshooting import TOPIC, paragraphs, topics
-from driftgen.support.untrusted_files import read_bytes
+from driftgen.support.untrusted_files import parse_json, read_bytes
 from driftgen.support.yaml_files import MAX_FILE, parse
 from driftgen.training.run_folder import CONFIG, METRICS, SAMPLES
 
@@ -313,7 +313,7 @@ def _text(path: Path, limit: int) -> str:
 
 def _json(path: Path) -> dict[str, Any] | None:
     try:
-        record = json.loads(_text(path, LARGEST_RESULT))
+        record = parse_json(_text(path, LARGEST_RESULT), finite=False)
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None

@@ -51,6 +51,7 @@ __all__ = [
 AGAIN = "copy it again"
 LONGEST = 200  # characters of a parser's own message
 MAX_JSON = 2**28  # bytes
+LARGEST_BITS = 1000  # of an integer that has a float
 
 
 @contextmanager
@@ -158,16 +159,18 @@ def read_bytes(path: str | Path, limit: int | None = None) -> bytes:
         return file.read()
 
 
-def parse_json(text: str | bytes) -> Any:
-    """Parse JSON; numbers that no float holds, such as 1e999 and NaN, are refused."""
-    return json.loads(text, parse_constant=_refuse_number, parse_float=_finite)
+def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
+    """Parse JSON. Whole numbers that no float holds are refused; so are 1e999 and NaN if ``finite``."""
+    if finite:
+        return json.loads(text, parse_constant=_refuse_number, parse_float=_finite, parse_int=_whole)
+    return json.loads(text, parse_int=_whole)
 
 
 def read_json(path: str | Path, what: str, advice: str = AGAIN, *, finite: bool = True) -> dict[str, Any]:
     """Read a JSON file that holds an object; NaN and infinities are refused if ``finite``."""
     with reading(path, what, advice):
         content = read_bytes(path, MAX_JSON)
-        record = parse_json(content) if finite else json.loads(content)
+        record = parse_json(content, finite=finite)
     if not isinstance(record, dict):
         raise InputError(f"{path} holds no JSON object: {what} is expected; {advice}")
     return record
@@ -247,6 +250,13 @@ def check_memory(what: str | Path, size: int) -> None:
 
 def _refuse_number(text: str) -> float:
     raise ValueError(f"{text} is not a finite number")
+
+
+def _whole(text: str) -> int:
+    value = int(text)
+    if value.bit_length() > LARGEST_BITS:
+        raise ValueError(f"{text[:20]}... is too large")
+    return value
 
 
 def _finite(text: str) -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from driftgen.errors import InputError
-from driftgen.support.untrusted_files import read_bytes
+from driftgen.support.untrusted_files import parse_json, read_bytes
 
 __all__ = ["read_metrics", "repair_metrics"]
 
@@ -27,7 +27,7 @@ def read_metrics(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         lines = []
     for line in lines:
         try:
-            record = json.loads(line)
+            record = parse_json(line, finite=False)
         except (ValueError, RecursionError):
             continue
         if not isinstance(record, dict):
