@@ -276,15 +276,18 @@ def _library() -> Any:
 
 @contextmanager
 def _quiet(datasets: Any) -> Iterator[None]:
-    """Show progress bars of the library in a terminal only."""
-    if sys.stderr.isatty() or datasets.are_progress_bars_disabled():
-        yield
-        return
-    datasets.disable_progress_bars()
+    """Show progress bars of the library in a terminal only, and none of its messages: errors are raised."""
+    bars = not (sys.stderr.isatty() or datasets.are_progress_bars_disabled())
+    level = datasets.logging.get_verbosity()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    if bars:
+        datasets.disable_progress_bars()
     try:
         yield
     finally:
-        datasets.enable_progress_bars()
+        datasets.logging.set_verbosity(level)
+        if bars:
+            datasets.enable_progress_bars()
 
 
 @contextmanager

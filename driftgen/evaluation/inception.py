@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from driftgen.errors import InputError
-from driftgen.support.untrusted_files import check_regular, reading
+from driftgen.support.untrusted_files import check_regular, read_tensors, reading
 
 __all__ = ["FEATURES", "WEIGHTS_CHECKSUM", "FIDInception", "LoadedInception", "load_inception", "resize_tf1"]
 
@@ -261,8 +261,7 @@ def _read(path: Path) -> Mapping[str, Tensor]:
         if _is_torchscript(check_regular(path)):  # parsed by PyTorch's own reader; none of its code is run
             tensors: Mapping[str, Tensor] = torch.jit.load(str(path), map_location="cpu").state_dict()
         else:
-            stored = torch.load(path, map_location="cpu", weights_only=True)
-            tensors = stored if isinstance(stored, Mapping) else {}
+            tensors = read_tensors(path, "download it again")
     return {str(name): value for name, value in tensors.items() if isinstance(value, Tensor)}
 
 

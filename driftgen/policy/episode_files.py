@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from driftgen.errors import InputError
 from driftgen.policy.episodes import STATE, Episodes
 from driftgen.policy.observation_keys import BLOCKPUSH, PUSHT, ROBOMIMIC, choose_keys, observe
-from driftgen.policy.zarr_chunks import check_chunks
+from driftgen.policy.zarr_chunks import array_names, check_chunks
 from driftgen.support.untrusted_files import check_memory, check_regular, read_array, read_arrays, reading
 
 __all__ = ["open_episodes"]
@@ -103,7 +103,7 @@ def _read_zarr(path: Path, wanted: str | None, limit: int | None, subset: str | 
     with reading(path, "zarr"):
         store = zarr.storage.ZipStore(path, mode="r") if path.is_file() else str(path)
         root: Any = zarr.open_group(store, mode="r")
-        members = {f"{group}/{name}": root[group][name] for group in root for name in root[group]}
+        members = {name: root[name] for name in array_names(path)}
         check_chunks(path, members)
     if "meta/episode_ends" not in members:
         raise InputError(f"{path} has no meta/episode_ends: store the end of each episode there")

@@ -7,12 +7,12 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from pydantic import BaseModel, ConfigDict, FiniteFloat
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 from torch import nn
 
 from driftgen.errors import InputError
@@ -216,13 +216,17 @@ class _KnownLatency(BaseModel):
     device: str
 
 
+# The mean and the deviation of larger ones may overflow.
+_Score = Annotated[float, Field(ge=-1e100, le=1e100)]
+
+
 class _Known(BaseModel):
     """The values of a checkpoint's results that are read again; all others are copied as they are."""
 
     model_config = ConfigDict(strict=True)
 
     weights: str
-    scores: list[FiniteFloat]
+    scores: list[_Score]
     successes: list[bool]
     latency: list[_KnownLatency] = []
 

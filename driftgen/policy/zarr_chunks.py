@@ -1,4 +1,4 @@
-"""Headers of Blosc chunks, checked before zarr decompresses them.
+"""Arrays of a zarr store, and the headers of Blosc chunks, checked before zarr decompresses them.
 
 Blosc allocates by the sizes in the header of a chunk, and ends the process if it cannot have that much.
 """
@@ -14,10 +14,24 @@ from typing import Any
 
 from driftgen.errors import InputError
 
-__all__ = ["check_chunks"]
+__all__ = ["array_names", "check_chunks"]
 
 HEADER = struct.Struct("<4x3I")  # version and flags; bytes of the chunk, of a block, and when compressed
 FILTERED = 16  # most bytes per value after filters, which may widen a value
+
+
+def array_names(path: Path) -> list[str]:
+    """Return the arrays ``group/name`` of a store, from the names of its files.
+
+    The listing of zarr opens all of them at once; if one is damaged, the errors of others are printed later.
+    """
+    if path.is_dir():
+        files = [file.relative_to(path).as_posix() for file in path.glob("*/*/*")]
+    else:
+        with zipfile.ZipFile(path) as archive:
+            files = archive.namelist()
+    parts = (file.split("/") for file in files)
+    return sorted({"/".join(p[:2]) for p in parts if len(p) == 3 and p[2] in (".zarray", "zarr.json")})
 
 
 def check_chunks(path: Path, arrays: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ It imports only Pillow, because the worker processes of :mod:`driftgen.data.deco
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,6 +16,9 @@ __all__ = ["FORMATS", "open_image"]
 # Those of driftgen.data.locate.IMAGE_SUFFIXES. Pillow knows forty more by their first bytes, whatever the
 # file is named; it hands EPS, for example, to Ghostscript, which executes it.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+
+# Its messages about damaged files, without their names, would be printed wherever logging has no handler.
+logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 
 def open_image(file: str | Path | IO[bytes] | Any, formats: tuple[str, ...] = FORMATS) -> Image.Image:

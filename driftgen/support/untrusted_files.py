@@ -191,7 +191,9 @@ def read_tensors(path: Path, advice: str = AGAIN) -> dict[str, Any]:
             return dict(load_file(path))
         check_memory(path, path.stat().st_size)
         try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about the version of pickle
+                content = torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError:
             raise InputError(
                 f"{path} holds more than tensors, or is damaged: it is not loaded, because that would "

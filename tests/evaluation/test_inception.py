@@ -75,7 +75,7 @@ def test_resize_interpolates_without_a_half_pixel_shift(size):
 
 @pytest.mark.parametrize(
     ("content", "text"),
-    [(None, "is not a file"), (b"no archive", "cannot be read"), ({"a": torch.zeros(2)}, "does not hold")],
+    [(None, "is not a file"), (b"no archive", "or is damaged"), ({"a": torch.zeros(2)}, "does not hold")],
 )
 def test_wrong_files_are_one_line(tmp_path, content, text):
     path = tmp_path / "inception.pth"

@@ -1,10 +1,12 @@
 """Readers of demonstrations, on small files in the published layouts."""
 
+import gc
 import io
 import json
 import lzma
 import re
 import shutil
+import time
 import warnings
 from contextlib import suppress
 from importlib import import_module
@@ -17,6 +19,7 @@ from PIL import Image
 from driftgen import InputError
 from driftgen.policy.episode_files import open_episodes
 from driftgen.support import peak_memory
+from tests.support.fault_search import listening
 
 ENDS = np.array([4, 9, 12])
 
@@ -146,6 +149,20 @@ def test_readers_print_no_warnings_of_libraries(tmp_path):
         assert len(open_episodes(path)) == 3
         with pytest.raises(InputError, match="not finite"):
             open_episodes(tmp_path / "large.npz")
+
+
+def test_damaged_groups_of_a_zarr_are_one_line(tmp_path):
+    """zarr's listing opens all members at once and prints the errors of the others when they are freed."""
+    path = write_zarr(tmp_path / "pusht.zarr", pusht_arrays(), ENDS)
+    for file in [*path.glob("*/.zgroup"), *path.glob("*/*/.zarray")]:
+        file.write_text("{")
+    with listening() as said:
+        for _ in range(5):
+            with pytest.raises(InputError, match=r"pusht\.zarr cannot be read as zarr"):
+                open_episodes(path)
+        time.sleep(0.1)  # its tasks run in another thread
+        gc.collect()
+    assert not said
 
 
 def test_blockpush_zarr(tmp_path):

@@ -1,4 +1,5 @@
-"""Damaged and odd files: every loader answers with a result or with one line that names the file.
+"""Damaged and odd files: every loader answers with a result or with one line that names the file, and prints
+nothing.
 
 ``python -m tests.support.damaged_files --seconds 60`` tries as many as fit and prints the counts.
 """
@@ -16,7 +17,7 @@ from typing import Any
 import yaml
 
 from driftgen.errors import InputError
-from tests.support.fault_search import Counts, Fault, HangError, bounds, chosen, main, reproduction
+from tests.support.fault_search import Counts, Fault, HangError, bounds, chosen, listening, main, reproduction
 from tests.support.file_formats import FORMATS, SLOW_FORMATS, Format
 
 BATCH = 10  # cases of a format before the next one
@@ -137,8 +138,9 @@ def try_format(entry: Format, seed: int, count: int, folder: Path, odd: float = 
         again = reproduction("tests.support.damaged_files", number, entry.name)
         label = f"{entry.name}, seed {number}, {file.name}: {what}"
         start = time.perf_counter()
+        said: list[str] = []
         try:
-            with bounds():
+            with listening() as said, bounds():
                 entry.load(place)
             counts.kinds["loaded"] += 1
         except InputError as error:
@@ -148,6 +150,8 @@ def try_format(entry: Format, seed: int, count: int, folder: Path, odd: float = 
         except (Exception, HangError) as error:
             text = f"{label}: {type(error).__name__}: {str(error)[:200]}"
             counts.faults.append(Fault(text, again))
+        if said:
+            counts.faults.append(Fault(f"{label}: prints {' '.join(said)[:300]!r}", again))
         counts.tried += 1
         counts.took(time.perf_counter() - start)
         shutil.rmtree(place)

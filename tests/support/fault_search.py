@@ -8,14 +8,18 @@ modules with ``--json``.
 
 import argparse
 import json
+import logging
+import os
 import resource
 import shlex
 import signal
 import sys
+import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,6 +102,47 @@ def bounds(seconds: float = SECONDS) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         resource.setrlimit(resource.RLIMIT_AS, before)
         signal.signal(signal.SIGALRM, previous)
+
+
+@contextmanager
+def listening() -> Iterator[list[str]]:
+    """Collect what a block prints, also by libraries in C, by ``logging`` without a configuration, and as
+    warnings: those of each place, not only the first.
+    """
+    said: list[str] = []
+    handlers, logging.root.handlers = logging.root.handlers, []
+    loggers = [
+        logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)
+    ]
+    streams = {h: h.stream for logger in loggers for h in logger.handlers if type(h) is logging.StreamHandler}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [(fd, os.dup(fd)) for fd in (1, 2)]
+    try:
+        with tempfile.TemporaryFile("w+", errors="replace") as file:
+            for fd, _ in kept:
+                os.dup2(file.fileno(), fd)
+            for handler in streams:
+                handler.stream = file
+            with (
+                warnings.catch_warnings(record=True) as warned,
+                redirect_stdout(file),
+                redirect_stderr(file),
+            ):
+                warnings.simplefilter("always")
+                try:
+                    yield said
+                finally:
+                    file.flush()
+                    file.seek(0)
+                    said += [*file.read().splitlines(), *(str(warning.message) for warning in warned)]
+    finally:
+        logging.root.handlers = handlers
+        for handler, stream in streams.items():
+            handler.stream = stream
+        for fd, copy in kept:
+            os.dup2(copy, fd)
+            os.close(copy)
 
 
 def reproduction(module: str, seed: int, only: str = "") -> str:
