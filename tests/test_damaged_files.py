@@ -74,6 +74,7 @@ def test_libraries_print_nothing_about_damage(name, seed, tmp_path):
     assert counts.tried == 1
 
 
+@pytest.mark.filterwarnings("ignore")  # the loader also runs before it is listened to
 @pytest.mark.parametrize("how", ["print", "descriptor", "warning", "log", "handler"])
 def test_a_loader_that_prints_is_found(how, tmp_path):
     own = logging.getLogger("library with a handler of its own")

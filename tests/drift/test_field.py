@@ -76,13 +76,18 @@ def test_weights_act_after_both_softmaxes(problem, names, seed):
 # --- properties -----------------------------------------------------------------------------------------
 
 
+def rounding(pos, neg):
+    """Bound on the rounding error of a field: without normalization it sums one term per pair."""
+    return 1e-6 * max(10, len(pos) * len(neg))
+
+
 @settings(max_examples=60, deadline=None)
 @given(problems(), names)
 def test_swapping_positives_and_negatives_flips_the_field(problem, names):
     x, pos, neg, temperature = problem
     options = {"temperature": temperature, "kernel": names[0], "normalization": names[1]}
     v, flipped = dg.drift_field(x, pos, neg, **options), dg.drift_field(x, neg, pos, **options)
-    torch.testing.assert_close(v, -flipped, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(v, -flipped, rtol=1e-4, atol=rounding(pos, neg))
 
 
 @settings(max_examples=60, deadline=None)
@@ -90,7 +95,7 @@ def test_swapping_positives_and_negatives_flips_the_field(problem, names):
 def test_no_drift_at_equilibrium(problem, names):
     x, pos, _, temperature = problem
     v = dg.drift_field(x, pos, pos.clone(), temperature=temperature, kernel=names[0], normalization=names[1])
-    assert v.abs().max() <= 1e-5
+    assert v.abs().max() <= rounding(pos, pos)
 
 
 @settings(max_examples=60, deadline=None)
