@@ -27,6 +27,7 @@ from driftgen.training.recipes import load_recipe, recipe_names
 from tests.support.fork_server import start_code
 from tests.support.runs import Silent, final
 
+PACKAGE = Path(dg.__file__).parent
 CPU = Distributed.start("cpu")
 OPTIONS = {
     "data": {"kind": "two-ways"},
@@ -387,7 +388,7 @@ class _HostReads(TorchDispatchMode):
         if any(
             word in str(function) for word in ("_local_scalar_dense", "nonzero", "masked_select", "unique")
         ):
-            frames = [f for f in traceback.extract_stack() if "/driftgen/" in f.filename]
+            frames = [f for f in traceback.extract_stack() if Path(f.filename).is_relative_to(PACKAGE)]
             self.callers.append(f"{Path(frames[-1].filename).stem}.{frames[-1].name}")
         return function(*args, **(kwargs or {}))
 
