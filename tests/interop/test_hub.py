@@ -14,7 +14,7 @@ PIXEL = DATA / "artifacts" / "ditgen_C_pixel_patch4" / "params_ema"
 def run(code, address, cache, **environment):
     """Run code in a second process: the client reads its address when it is imported."""
     env = {"HF_ENDPOINT": address, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": "hf_test"}
-    done = run_code(code, env={**env, "PATH": "", "HF_HUB_DISABLE_TELEMETRY": "1", **environment})
+    done = run_code(code, cwd=cache, env={**env, "PATH": "", "HF_HUB_DISABLE_TELEMETRY": "1", **environment})
     assert done.returncode == 0, done.stderr
     return done.stdout.strip().splitlines()[-1]
 
