@@ -27,8 +27,8 @@ trial() { # NAME GENERATED EMA ARGUMENT...
   shift 3
   run train cifar10 --init cifar10 --out "$out/$name" --set data.path="$data/train.npz" --set seed=0 --set optim.lr=2e-3 \
     --set optim.decay_share=0.6 --set optim.steps=$((samples / 10 / generated)) --set optim.warmup=$((64 * 100 / generated)) \
-    --set batch.generated="$generated" --set "ema=[$ema]" --set output.metrics_every=50 --set output.samples_every=null \
-    --set output.report_every=null "$@" ${MORE:-} > "$out/$name.log" 2>&1 || return
+    --set batch.generated="$generated" --set "ema=[$ema]" --set output.metrics_every=50 --set output.samples_every=1000000 \
+    --set output.report_every=1000000 --set output.eval_every=null "$@" ${MORE:-} > "$out/$name.log" 2>&1 || return
   run eval "$out/$name" --data "$out/stats.safetensors" --encoder "$data/inception.pt" --fast -n "${EVALUATED:-10000}" \
     --guidance 1.0,1.5 --batch-size 500 --out "$out/$name-eval" > "$out/$name-eval.log" 2>&1
 }
