@@ -42,8 +42,9 @@ __all__ = [
     "pairwise_distance",
 ]
 
-# Bounds of :func:`needs_float64`. Relative errors of float32 are about 6e-8 times these.
-MAX_OFFSET = 300.0
+# Bounds of :func:`needs_float64`. Relative errors of float32 are up to 3e-7 times an offset, and about 6e-8
+# times a logit.
+MAX_OFFSET = 32.0
 MAX_LOGIT = 200.0
 
 

@@ -188,7 +188,7 @@ def test_far_outlier(normalization, outlier):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("gap", [1e3, 1e5, 1e7])
+@pytest.mark.parametrize("gap", [30, 60, 120, 250, 1e3, 1e5, 1e7])
 def test_distant_clusters(gap, dtype):
     """One origin for all samples would cost the other cluster gap · 2⁻²⁴ of its spread."""
     x, pos = samples(20, 5).to(dtype), samples(16, 5, seed=1).to(dtype)
@@ -196,7 +196,7 @@ def test_distant_clusters(gap, dtype):
     pos[8:] += gap
     got, want = dg.drift_field(x, pos, temperature=1.0), twin.field(x, pos, temperature=1.0)
     error = np.linalg.norm(got.numpy() - want, axis=1) / np.linalg.norm(want, axis=1)
-    assert error.max() <= 1e-6
+    assert error.max() <= (1e-6 if gap >= 1e3 else 1e-5)
 
 
 def test_low_temperatures():
