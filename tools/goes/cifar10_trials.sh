@@ -46,10 +46,11 @@ for name in "$@"; do
     control) trial control 64 0.998 --set "encoders=[$own]" & ;;
     # Each step uses one of the two encoders: 20,000 samples a second.
     turns) trial turns 256 0.992 --set "encoders=[$own]" --set encoders_per_step=1 & ;;
+    turns-fast) trial turns-fast 256 0.992 --set "encoders=[$own]" --set encoders_per_step=1 --set optim.lr=4e-3 & ;;
     large) trial large 256 0.992 --set "encoders=[$own]" & ;;
     # With ImageNet weights: a figure to be labeled so.
     lite) trial lite 64 0.998 --set "encoders=[$own, $lite]" & ;;
-    *) echo "no trial $name: choose from control, turns, large, lite" >&2; exit 2 ;;
+    *) echo "no trial $name: choose from control, turns, turns-fast, large, lite" >&2; exit 2 ;;
   esac
 done
 wait
