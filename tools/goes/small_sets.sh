@@ -33,6 +33,7 @@ train() { # NAME RECIPE CHANNELS ARGUMENT...: the encoder, the generator, and th
   timeout -s INT "$left" "${PYTHON:-python3}" -m driftgen train "$set" "$@" --out "$out/$name" \
     --set data.path="$data/$name.npz" --set "encoders=[{kind: mae, path: $encoder}]" \
     --set optim.steps="$steps" ${MORE:-} > "$out/$name.log" 2>&1
+  run sample "$out/$name" -n 80 --guidance 1.5 --seed 0 --out "$out/$name-samples" > "$out/$name-sample.log" 2>&1
   run eval stats "$data/$name.npz" "$out/$name-stats.safetensors" --encoder "$data/inception.pt" --fast \
     --channels "$channels" > "$out/$name-stats.log" 2>&1
   run eval "$out/$name" --data "$out/$name-stats.safetensors" --encoder "$data/inception.pt" --fast \
@@ -40,7 +41,6 @@ train() { # NAME RECIPE CHANNELS ARGUMENT...: the encoder, the generator, and th
     > "$out/$name-eval.log" 2>&1
   [ ! -e "$data/$name-test.npz" ] || run eval "$data/$name-test.npz" --channels "$channels" --data "$out/$name-stats.safetensors" --fast \
     --encoder "$data/inception.pt" --out "$out/$name-test-eval" > "$out/$name-test-eval.log" 2>&1
-  run sample "$out/$name" -n 80 --guidance 1.5 --seed 0 --out "$out/$name-samples" > "$out/$name-sample.log" 2>&1
 }
 
 fitting_steps() { # NAME RECIPE LEFT ENCODER ARGUMENT...: steps that fit into the seconds that are left
