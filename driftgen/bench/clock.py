@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -84,6 +85,7 @@ def timed(
 def _on_gpu(
     step: Callable[[], Any], repeats: int, warmup: int, cold_peak: bool, least_seconds: float
 ) -> Timing:
+    gc.collect()  # garbage that is freed while the calls run would make their peak smaller
     torch.cuda.synchronize()
     held = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -128,8 +130,6 @@ def _between_events(step: Callable[[], Any], calls: int) -> float:
 
 def free(device: torch.device) -> None:
     """Release cached memory, so that the next measurement starts with all of it."""
-    import gc
-
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
