@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -25,7 +23,7 @@ from driftgen.interop.model_card import describe_generator
 from driftgen.interop.saved_config import TOKENIZER, check_overwrite
 from driftgen.model_io import CONFIG, load_any, save_model
 from driftgen.ops.compile import new_parameters
-from driftgen.ops.host_copy import HostCopy, device_tensor
+from driftgen.ops.host_copy import HostCopy, delayed, device_tensor, gather
 from driftgen.ops.padding import padded_size
 from driftgen.support.checked_arguments import checked
 from driftgen.support.distributed import choose_device
@@ -40,8 +38,6 @@ __all__ = ["DriftPipeline"]
 
 Output = Literal["pil", "tensor", "numpy", "latent"]
 OUTPUTS = ("pil", "tensor", "numpy", "latent")
-# Batches that a device is given before the host handles the results of the last one: a GPU never waits.
-AHEAD = {"cuda": 1}
 
 
 class DriftPipeline:
@@ -252,10 +248,12 @@ class DriftPipeline:
                 for floats ``[B, C, H, W]`` in [-1, 1], ``"latent"`` for the output of the generator.
         """
         chosen = self.labels(labels, num_images)
-        parts = list(self.stream(chosen, guidance=guidance, seed=seed, output=output))
         if output == "pil":
+            parts = self.stream(chosen, guidance=guidance, seed=seed, output=output)
             return [image for part in parts for image in part]
-        return np.concatenate(parts) if output == "numpy" else torch.cat(parts)
+        launches = self._launches(chosen, guidance, seed, output)
+        samples = gather(delayed(launches, self.device), len(chosen))
+        return samples.numpy() if output == "numpy" else samples
 
     def stream(
         self,
@@ -270,6 +268,12 @@ class DriftPipeline:
 
         ``skip`` omits the first images.
         """
+        for copy in delayed(self._launches(labels, guidance, seed, output, skip), self.device):
+            yield self._finished(copy, output)
+
+    def _launches(
+        self, labels: Sequence[int], guidance: float | None, seed: int | None, output: Output, skip: int = 0
+    ) -> Iterator[HostCopy]:
         alpha = self.check(guidance=guidance, seed=seed, output=output)
         rng = torch.Generator()
         rng.seed() if seed is None else rng.manual_seed(int(seed))
@@ -280,15 +284,11 @@ class DriftPipeline:
         size = padded_size(left, batch)
         parts = [labels[i : i + batch] for i in range(skip, len(labels), batch)]
         noise = self._noise(len(parts[0]), rng) if parts else None
-        launched: deque[HostCopy] = deque()
         for part, following in itertools.zip_longest(parts, parts[1:]):
-            launched.append(self._launch(part, [alpha] * len(part), noise, size, output))
+            launched = self._launch(part, [alpha] * len(part), noise, size, output)
             if following:
                 noise = self._noise(len(following), rng)  # while the GPU computes the samples
-            if len(launched) > AHEAD.get(self.device.type, 0):
-                yield self._finished(launched.popleft(), output)
-        while launched:
-            yield self._finished(launched.popleft(), output)
+            yield launched
 
     def noise(self, n: int, seed: int) -> Any:
         """Draw the noise of images 0 to n - 1 of a seed, on the device of the generator."""

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 import driftgen as dg
-from driftgen import pipeline
 from driftgen.generators import Noise, batched_call
 from driftgen.ops import cuda_graphs as graphs
+from driftgen.ops import host_copy
 from driftgen.ops.cuda_graphs import CapturedGraph, GraphedFunction
+from driftgen.ops.host_copy import HostCopy
 from driftgen.ops.padding import batch_sizes, padded_size
 from tests.support.artifacts import PIXEL
 from tests.support.helpers import fails
@@ -107,9 +108,9 @@ def test_a_users_network():
 def ordered(pipe, monkeypatch):
     """Record the order in which a pipeline draws noise, launches batches and hands them out."""
     order = []
-    for name in ("_noise", "_launch", "_finished"):
-        real = getattr(pipe, name)
-        monkeypatch.setattr(pipe, name, lambda *a, name=name, real=real: (order.append(name), real(*a))[1])
+    for owner, name in ((pipe, "_noise"), (pipe, "_launch"), (HostCopy, "wait")):
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, name=name, real=real: (order.append(name), real(*a))[1])
     return order
 
 
@@ -117,18 +118,18 @@ def test_the_next_noise_is_drawn_while_the_gpu_computes(monkeypatch):
     pipe = dg.DriftPipeline(small(), batch_size=2)
     order = ordered(pipe, monkeypatch)
     pipe(0, num_images=5, seed=0)
-    batch = ["_launch", "_noise", "_finished"]
-    assert order == ["_noise", *batch, *batch, "_launch", "_finished"]
+    batch = ["_launch", "_noise", "wait"]
+    assert order == ["_noise", *batch, *batch, "_launch", "wait"]
 
 
 def test_a_gpu_has_the_next_batch_before_the_last_one_is_handed_out(monkeypatch):
     pipe = dg.DriftPipeline(small(), batch_size=2)
     want = pipe([0, 1, 2, 3, 0], seed=0, output="tensor")
-    monkeypatch.setattr(pipeline, "AHEAD", {"cpu": 1})
+    monkeypatch.setattr(host_copy, "AHEAD", {"cpu": 1})
     order = ordered(pipe, monkeypatch)
     assert torch.equal(pipe([0, 1, 2, 3, 0], seed=0, output="tensor"), want)
-    first, rest = ["_noise", "_launch", "_noise", "_launch", "_noise", "_finished"], ["_launch", "_finished"]
-    assert order == [*first, *rest, "_finished"]
+    first, rest = ["_noise", "_launch", "_noise", "_launch", "_noise", "wait"], ["_launch", "wait"]
+    assert order == [*first, *rest, "wait"]
 
 
 def test_rows_of_a_batch_have_their_own_noise_label_and_guidance(monkeypatch):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-__all__ = ["HostCopy", "device_tensor"]
+__all__ = ["HostCopy", "delayed", "device_tensor", "gather"]
+
+# Batches that a device is given before the host handles the results of the last one: a GPU never waits.
+AHEAD = {"cuda": 1}
 
 
 def device_tensor(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -36,9 +40,48 @@ class HostCopy:
             self._event = torch.cuda.Event()
             self._event.record(torch.cuda.current_stream(tensor.device))
 
-    def wait(self) -> Tensor:
-        """Return the tensor in host memory, when it has arrived."""
-        if self._event is None:
-            return self._host.cpu()
-        self._event.synchronize()
-        return self._host.clone()  # callers may keep results: pinned memory is for copies on their way
+    @property
+    def pinned(self) -> bool:
+        """Whether the tensor comes from a GPU, by way of pinned memory."""
+        return self._event is not None
+
+    def __len__(self) -> int:
+        return len(self._host)
+
+    def wait(self, out: Tensor | None = None) -> Tensor:
+        """Return the tensor in host memory, when it has arrived; written to ``out`` if given."""
+        if self._event is not None:
+            self._event.synchronize()
+        if out is not None:
+            return out.copy_(self._host)
+        # Callers may keep results: pinned memory is for copies on their way.
+        return self._host.cpu() if self._event is None else self._host.clone()
+
+    def room(self, rows: int) -> Tensor:
+        """Return host memory for ``rows`` rows of such tensors, all of it already claimed.
+
+        The system claims memory page by page at the first write, which takes longer than the copy.
+        """
+        return torch.zeros(rows, *self._host.shape[1:], dtype=self._host.dtype)
+
+
+def delayed(copies: Iterable[HostCopy], device: torch.device) -> Iterator[HostCopy]:
+    """Yield the copies in order, each when the device has been given as many more as it needs not to wait."""
+    queued: deque[HostCopy] = deque()
+    for copy in copies:
+        queued.append(copy)
+        if len(queued) > AHEAD.get(device.type, 0):
+            yield queued.popleft()
+    yield from queued
+
+
+def gather(copies: Iterable[HostCopy], rows: int) -> Tensor:
+    """Return the tensors ``[n, ...]`` of the copies as one ``[rows, ...]``."""
+    out, first = None, 0
+    for copy in copies:
+        if len(copy) == rows and not copy.pinned:
+            return copy.wait()
+        out = copy.room(rows) if out is None else out  # while the device computes the first one
+        first += len(copy.wait(out[first : first + len(copy)]))
+    assert out is not None
+    return out
