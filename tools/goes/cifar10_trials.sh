@@ -29,7 +29,12 @@ trial() { # NAME GENERATED EMA ARGUMENT...
     --set optim.decay_share=0.6 --set optim.steps=$((samples / 10 / generated)) --set optim.warmup=$((64 * 100 / generated)) \
     --set batch.generated="$generated" --set "ema=[$ema]" --set output.metrics_every=50 --set output.samples_every=1000000 \
     --set output.report_every=1000000 --set output.eval_every=null "$@" ${MORE:-} > "$out/$name.log" 2>&1 || return
-  run eval "$out/$name" --data "$out/stats.safetensors" --encoder "$data/inception.pt" --fast -n "${EVALUATED:-10000}" \
+  figures "$name" "$out/$name"
+}
+
+figures() { # NAME MODEL
+  local name=$1
+  run eval "$2" --data "$out/stats.safetensors" --encoder "$data/inception.pt" --fast -n "${EVALUATED:-10000}" \
     --guidance 1.0,1.5 --batch-size 500 --out "$out/$name-eval" > "$out/$name-eval.log" 2>&1
 }
 
@@ -43,6 +48,7 @@ lite="{kind: efficientnet-lite0, path: $data/efficientnet-lite0-57934424.pth, op
 samples=${SAMPLES:-1280000}
 for name in "$@"; do
   case $name in
+    start) figures start cifar10 & ;; # where all others begin
     control) trial control 64 0.998 --set "encoders=[$own]" & ;;
     # Each step uses one of the two encoders: 20,000 samples a second.
     turns) trial turns 256 0.992 --set "encoders=[$own]" --set encoders_per_step=1 & ;;
@@ -50,7 +56,7 @@ for name in "$@"; do
     large) trial large 256 0.992 --set "encoders=[$own]" & ;;
     # With ImageNet weights: a figure to be labeled so.
     lite) trial lite 64 0.998 --set "encoders=[$own, $lite]" & ;;
-    *) echo "no trial $name: choose from control, turns, turns-fast, large, lite" >&2; exit 2 ;;
+    *) echo "no trial $name: choose from start, control, turns, turns-fast, large, lite" >&2; exit 2 ;;
   esac
 done
 wait

@@ -53,6 +53,6 @@ encoder=${ENCODER_STEPS:-700}
 (export SETS=tiny STEPS=${STEPS:-3500} MORE_ENCODER="--set optim.steps=$encoder --set mae.finetune_steps=$encoder ${MORE_ENCODER:-}"
  step tiny $((end - SECONDS)) "$here/small_sets.sh" "$data" "$out/tiny" 30) & jobs+=($!)
 (unset ENCODER_STEPS
- step trials $((end - SECONDS)) "$here/cifar10_trials.sh" "$data" "$out/trials" ${TRIALS:-control turns}) & jobs+=($!)
+ step trials $((end - SECONDS)) "$here/cifar10_trials.sh" "$data" "$out/trials" ${TRIALS:-start control turns}) & jobs+=($!)
 wait "${jobs[@]}"
 echo "all done after $SECONDS s"
