@@ -71,6 +71,8 @@ def test_labels(pipe):
     assert pipe.labels(num_images=6) == [0, 1, 2, 3, 0, 1]
     assert pipe.labels(num_images=2) == [0, 1]
     assert pipe.labels([3, 1], 5) == [3, 1, 3, 1, 3]
+    assert pipe.labels([3, 1], 4) == [3, 1, 3, 1]
+    assert pipe.labels([3, "dog", np.int64(1)]) == [3, 3, 1]
     assert pipe.labels("dog") == [3]
     assert pipe.labels(torch.tensor([2, 0])) == [2, 0]
     assert pipe.labels(np.array([2, 0])) == [2, 0]
@@ -297,6 +299,8 @@ def test_an_encoder_is_not_a_generator():
     [
         ({"labels": 4}, "labels: 4 is not a class of this model, classes are 0 to 3"),
         ({"labels": [-1]}, "labels: -1 is not a class"),
+        ({"labels": [0, 4, 1]}, "labels: 4 is not a class"),
+        ({"labels": [0, True]}, "labels: True is not a class"),
         ({"labels": [0.5]}, "labels: 0.5 is not a class"),
         ({"labels": []}, "labels is empty"),
         ({"labels": "cow"}, "labels='cow' is not known"),

@@ -48,8 +48,13 @@ def class_indices(
         raise InputError("labels is empty: give at least one class")
     if num_images is not None and num_images < len(given):
         raise InputError(f"num_images={num_images} is less than the {len(given)} labels")
-    indices = [_class_index(label, num_classes, class_names) for label in given]
-    return [indices[i % len(indices)] for i in range(num_images or len(indices))]
+    known = range(num_classes or 2**31)
+    if set(map(type, given)) == {int} and min(given) in known and max(given) in known:
+        indices = list(given)  # label by label, thousands would take milliseconds
+    else:
+        indices = [_class_index(label, num_classes, class_names) for label in given]
+    count = num_images or len(indices)
+    return (indices * -(-count // len(indices)))[:count]
 
 
 def _class_index(label: Any, num_classes: int | None, class_names: Sequence[str] | None) -> int:
