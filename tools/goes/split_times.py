@@ -1,0 +1,43 @@
+"""Time a sampling call of one batch by the size of its parts, beside the host's share of it.
+
+python tools/goes/split_times.py [--preset B/2] [--batch 256] [--device cuda]
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+
+import torch
+
+from driftgen.bench.clock import timed
+from driftgen.bench.sampling_bench import make_generator
+from driftgen.generators import batched_call
+from driftgen.pipeline import DriftPipeline
+
+
+def main() -> None:
+    """Print milliseconds, medians."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--preset", default="B/2")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--device", default="cuda")
+    options = parser.parse_args()
+    device, batch = torch.device(options.device), options.batch
+    network = make_generator(options.preset).to(device, torch.bfloat16).eval()
+    for rows in (32, 64, 128, batch):
+        noise = timed(lambda n=rows: network.sample_noise(n, torch.Generator().manual_seed(0)), device, 10)
+        print(f"noise of {rows}: {1e3 * noise.seconds:.2f} ms", flush=True)
+    pipe = DriftPipeline(network, batch_size=batch).compile()
+    for rows in (32, 64, 128, batch):
+        batched_call.SPLIT[device.type] = rows
+        for output in ("latent", "tensor"):
+            call = functools.partial(pipe, [0] * batch, seed=0, output=output)
+            if output == "tensor" and network.config.in_channels == 4:
+                continue  # the tokenizer's time is not the pipeline's
+            each = timed(call, device, 10, warmup=3)
+            print(f"{batch} in parts of {rows}, {output}: {1e3 * each.seconds:.2f} ms", flush=True)
+
+
+if __name__ == "__main__":
+    main()
