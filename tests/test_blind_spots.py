@@ -33,7 +33,8 @@ def test_distances_see_what_differs(encoder):
 
 
 def test_table(tmp_path):
-    row = {"view": "crop", "samples": "real", **dict.fromkeys(blind_spots.FEATURES, 0.00123)}
+    features = ("layer1_mean", "layer2_mean", "layer3_mean", "layer4_mean")
+    row = {"view": "crop", "samples": "real", **dict.fromkeys(features, 0.00123)}
     (tmp_path / "cifar10").mkdir()
     (tmp_path / "cifar10" / "blind-spots.json").write_text(f'{{"rows": [{row}]}}'.replace("'", '"'))
     line = blind_spots.table(Results(tmp_path)).splitlines()[-1]
@@ -50,4 +51,4 @@ def test_command(tmp_path, encoder, capsys):
     assert blind_spots.main([str(tmp_path / "mae"), *arguments, *out]) == 0
     assert str(tmp_path) not in (tmp_path / "record.json").read_text()
     assert blind_spots.main(["digits", *arguments, *out]) == 2
-    assert "no masked autoencoder" in capsys.readouterr().err
+    assert "expected ResNetMAE" in capsys.readouterr().err

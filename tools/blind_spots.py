@@ -1,6 +1,8 @@
 """Blind spots of an encoder: do its features still tell the samples of a generator from real images?
 
     python -m tools.blind_spots ENCODER train.npz NAME=MODEL ... --out results/cifar10/blind-spots.json
+    python -m tools.blind_spots efficientnet-lite0-57934424.pth ... --kind efficientnet-lite0 \\
+        --options '{size: 64}'
 
 Kernel distances (unbiased squared MMD with kernel (xᵀy / D + 1)³, features standardized by the real images)
 between samples and real images, in pooled features of the encoder: of whole images, and of their central
@@ -12,42 +14,46 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor
 from torchmetrics.image.kid import poly_mmd
 
 from driftgen.data.config import Data
 from driftgen.data.images import open_images
 from driftgen.errors import InputError
-from driftgen.features.resnet_mae import ResNetMAE
-from driftgen.model_io import load_model
+from driftgen.features.stack import Encoder
 from driftgen.pipeline import DriftPipeline
 from driftgen.support.atomic_write import atomic_write
 from driftgen.support.provenance import environment
+from driftgen.training import config
+from driftgen.training.build import build_encoder
 from driftgen.training.shared_crops import SharedCrops
 from tools.records import Results, fill, markdown, without_folders
 
 __all__ = ["main", "measure", "table"]
 
-FEATURES = ("layer1_mean", "layer2_mean", "layer3_mean", "layer4_mean")
+POOLED = re.compile(r"(layer|stage)\d+_mean")
 VIEWS = {"whole": [1.0, 0.0, 0.0], "crop": [0.7, 0.15, 0.15]}
 BATCH = 100
 
 
 @torch.inference_mode()
-def features(encoder: ResNetMAE, images: Tensor, square: list[float]) -> dict[str, Tensor]:
-    """Return the pooled features of a view of images, each ``[n, D]``."""
+def features(encoder: Encoder, images: Tensor, square: list[float]) -> dict[str, Tensor]:
+    """Return the means over the map of each stage, of a view of images: each ``[n, D]``."""
     crops, parts = SharedCrops(1.0, (0.5, 1.0)), list[dict[str, Tensor]]()
     for batch in images.split(BATCH):
         parts.append(encoder.features(crops(batch, torch.tensor([square]))))
-    return {name: torch.cat([part[name].flatten(1) for part in parts]).double() for name in FEATURES}
+    names = [name for name in parts[0] if POOLED.fullmatch(name)]
+    return {name: torch.cat([part[name].flatten(1) for part in parts]).double() for name in names}
 
 
-def measure(encoder: ResNetMAE, real: Tensor, sets: dict[str, Tensor]) -> list[dict[str, Any]]:
+def measure(encoder: Encoder, real: Tensor, sets: dict[str, Tensor]) -> list[dict[str, Any]]:
     """Return the kernel distance between real images and each set, for every view and feature."""
     rows = []
     for view, square in VIEWS.items():
@@ -62,30 +68,35 @@ def measure(encoder: ResNetMAE, real: Tensor, sets: dict[str, Tensor]) -> list[d
     return rows
 
 
-def table(results: Results) -> str:
+def table(results: Results, file: str = "blind-spots.json") -> str:
     """Kernel distances by view, samples and feature."""
-    rows = [
-        (row["samples"], row["view"], *(fill(f"{{{name}:.4f}}", row) for name in FEATURES))
-        for row in results.load("cifar10/blind-spots.json")["rows"]
-    ]
-    return markdown(("samples", "view", *FEATURES), rows)
+    rows = results.load(f"cifar10/{file}")["rows"]
+    names = [name for name in rows[0] if POOLED.fullmatch(name)]
+    cells = [(row["samples"], row["view"], *(fill(f"{{{name}:.4f}}", row) for name in names)) for row in rows]
+    return markdown(("samples", "view", *names), cells)
+
+
+def pretrained(results: Results) -> str:
+    """The same in features of an encoder with ImageNet weights."""
+    return table(results, "blind-spots-lite0.json")
 
 
 def main(arguments: list[str]) -> int:
     """Write the record. Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.blind_spots")
-    parser.add_argument("encoder", help="a masked autoencoder")
+    parser.add_argument("encoder", help="a masked autoencoder, or the weights of an encoder of another kind")
     parser.add_argument("data", type=Path, help="its training images, .npz")
     parser.add_argument("models", nargs="+", help="NAME=MODEL, a generator on the same classes")
+    parser.add_argument("--kind", default="mae", help="of the encoder, as in encoders of a recipe")
+    parser.add_argument("--options", default="{}", help="of the encoder, as in encoders of a recipe")
     parser.add_argument("--size", type=int, default=32, help="side of the images")
     parser.add_argument("--per-class", type=int, default=100, help="images of a class in each set")
     parser.add_argument("--out", type=Path, required=True, help="file of the record")
     options = parser.parse_args(arguments)
     try:
-        encoder = load_model(options.encoder)
-        if not isinstance(encoder, ResNetMAE):
-            raise InputError(f"{options.encoder} is no masked autoencoder")
-        channels = encoder.options()["in_channels"]
+        entry = {"kind": options.kind, "path": options.encoder, "options": yaml.safe_load(options.options)}
+        encoder: Any = build_encoder(config.Encoder(**entry), "encoder").eval()
+        channels: Any = getattr(encoder, "in_channels", 3)
         data = open_images(Data(path=str(options.data), size=options.size, channels=channels))
         classes, n = len(data.class_names), options.per_class
         chosen = torch.stack([(data.labels == c).nonzero()[: 2 * n, 0] for c in range(classes)])
@@ -102,7 +113,7 @@ def main(arguments: list[str]) -> int:
             "images_per_set": classes * n,
             "guidance": 1.0,
             "seed": 0,
-            "rows": measure(encoder.eval(), halves[0], sets),
+            "rows": measure(encoder, halves[0], sets),
         }
     except InputError as error:
         print(error, file=sys.stderr)

@@ -81,6 +81,7 @@ TABLES: dict[str, Table] = {
     "generators": experiments.generators,  # results/cifar10/experiments.md
     "comparisons": experiments.comparisons,  # results/cifar10/experiments.md
     "blind-spots": blind_spots.table,  # results/cifar10/experiments.md
+    "blind-spots-pretrained": blind_spots.pretrained,
     "policy-scores": policy_tables.scores,  # results/policy/README.md, docs/policies.md
     "policy-trials": policy_tables.trials,  # results/policy/README.md
     "policy-pusht-spread": policy_tables.pusht_spread,  # results/policy/README.md

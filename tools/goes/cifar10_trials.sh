@@ -4,7 +4,8 @@
 #   tools/goes/cifar10_trials.sh DATA OUT TRIAL...
 #
 # TRIAL is one of those below. Two encoders that learn the labels, which differ in seed and mask, are taken from
-# DATA/labels-1 and DATA/labels-2, or trained first and written to OUT in 8 bits. DATA also holds train.npz, inception.pt
+# DATA/labels-1 and DATA/labels-2, or trained first and written to OUT in 8 bits; so is a third one, from DATA/labels-3, which
+# also learns to tell the samples of the shipped model from real images, for apart. DATA also holds train.npz, inception.pt
 # and, for lite, efficientnet-lite0-57934424.pth. SAMPLES is the number of generated samples of a training, EVALUATED that
 # of an evaluation. ENCODER_STEPS, MORE and MORE_ENCODER are for shorter runs.
 set -uo pipefail
@@ -35,12 +36,16 @@ trial() { # NAME GENERATED EMA ARGUMENT...
 figures() { # NAME MODEL
   local name=$1
   run eval "$2" --data "$out/stats.safetensors" --encoder "$data/inception.pt" --fast -n "${EVALUATED:-10000}" \
-    --guidance 1.0,1.5 --batch-size 500 --out "$out/$name-eval" > "$out/$name-eval.log" 2>&1
+    --guidance "${GUIDANCES:-1.0,1.5}" --batch-size 500 --out "$out/$name-eval" > "$out/$name-eval.log" 2>&1
 }
 
 need "$data/train.npz" "$data/inception.pt"
 encoder labels-1 --set seed=1 &
 encoder labels-2 --set seed=2 --set mae.options.mask_ratio=0.5 --set mae.finetune_weight=0.1 &
+if [[ " $* " == *" apart "* ]]; then
+  (PYTHONPATH=$tree "${PYTHON:-python3}" "$tree/tools/goes/real_and_samples.py" "$data/train.npz" cifar10 "$out/real-and-samples.npz"
+   encoder labels-3 --set seed=3 --set data.path="$out/real-and-samples.npz") > "$out/real-and-samples.log" 2>&1 &
+fi
 run eval stats "$data/train.npz" "$out/stats.safetensors" --encoder "$data/inception.pt" --fast > "$out/stats.log" 2>&1
 wait
 own="{kind: mae, path: $out/labels-1-8bit}, {kind: mae, path: $out/labels-2-8bit}"
@@ -49,14 +54,17 @@ samples=${SAMPLES:-1280000}
 for name in "$@"; do
   case $name in
     start) figures start cifar10 & ;; # where all others begin
+    # Guidances of the shipped model: results/cifar10.
+    sweep) EVALUATED=${SWEPT:-50000} GUIDANCES=1.0,1.3,1.5,1.7,2.0,2.5 figures sweep cifar10 & ;;
     control) trial control 64 0.998 --set "encoders=[$own]" & ;;
     # Each step uses one of the two encoders: 20,000 samples a second.
     turns) trial turns 256 0.992 --set "encoders=[$own]" --set encoders_per_step=1 & ;;
     turns-fast) trial turns-fast 256 0.992 --set "encoders=[$own]" --set encoders_per_step=1 --set optim.lr=4e-3 & ;;
     large) trial large 256 0.992 --set "encoders=[$own]" & ;;
+    apart) trial apart 64 0.998 --set "encoders=[$own, {kind: mae, path: $out/labels-3-8bit}]" & ;;
     # With ImageNet weights: a figure to be labeled so.
     lite) trial lite 64 0.998 --set "encoders=[$own, $lite]" & ;;
-    *) echo "no trial $name: choose from start, control, turns, turns-fast, large, lite" >&2; exit 2 ;;
+    *) echo "no trial $name: choose from start, sweep, control, turns, turns-fast, large, apart, lite" >&2; exit 2 ;;
   esac
 done
 wait

@@ -25,6 +25,8 @@ figure() { # NAME FOLDER SECONDS: one measurement, into FOLDER/NAME.json
     recipe) arguments="step --recipe cifar10 ${STEP:-}" ;; # a row of results/speed-h200/cifar10-variants.json
     turns) arguments="step --recipe cifar10 ${STEP:-} --set encoders_per_step=1 --set batch.generated=256" ;;
     tiny) arguments="step --recipe tiny-imagenet --profile ${STEP:-}" ;;
+    groups) # results/speed-h200/groups-256-256-32.json, with enough groups to fill the GPU
+      arguments="loss --generated 256 --positives 256 --unconditional 32 --width ${WIDTHS:-64,256,1024} --groups ${GROUPS_OF:-256}" ;;
   esac
   step "$2/$1" "$3" "${PYTHON:-python3}" -m driftgen bench $arguments --device "$device" --json "$out/$2/$1.json"
 }
@@ -39,7 +41,7 @@ cache mae-tiny mae-folder --size base --set data.path="$random/tiny.npz" & jobs+
 cache labels mae-cifar10-labels --set data.path="$random/train.npz" & jobs+=($!)
 wait "${jobs[@]}"
 echo "caches after $SECONDS s"
-for name in ${FIGURES:-sampling recipe tiny}; do figure "$name" figures 90; done
+for name in ${FIGURES:-sampling groups recipe tiny}; do figure "$name" figures 90; done
 step figures/splits 120 "${PYTHON:-python3}" "$here/split_times.py" ${SPLITS:-} --device "$device"
 echo "figures after $SECONDS s"
 
@@ -53,6 +55,6 @@ encoder=${ENCODER_STEPS:-700}
 (export SETS=tiny STEPS=${STEPS:-3500} MORE_ENCODER="--set optim.steps=$encoder --set mae.finetune_steps=$encoder ${MORE_ENCODER:-}"
  step tiny $((end - SECONDS)) "$here/small_sets.sh" "$data" "$out/tiny" 30) & jobs+=($!)
 (unset ENCODER_STEPS
- step trials $((end - SECONDS)) "$here/cifar10_trials.sh" "$data" "$out/trials" ${TRIALS:-start control turns}) & jobs+=($!)
+ step trials $((end - SECONDS)) "$here/cifar10_trials.sh" "$data" "$out/trials" ${TRIALS:-sweep control turns lite apart}) & jobs+=($!)
 wait "${jobs[@]}"
 echo "all done after $SECONDS s"
