@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor
 from torchmetrics.image.kid import poly_mmd
 
@@ -31,6 +30,7 @@ from driftgen.features.stack import Encoder
 from driftgen.pipeline import DriftPipeline
 from driftgen.support.atomic_write import atomic_write
 from driftgen.support.provenance import environment
+from driftgen.support.yaml_files import parse
 from driftgen.training import config
 from driftgen.training.build import build_encoder
 from driftgen.training.shared_crops import SharedCrops
@@ -94,7 +94,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--out", type=Path, required=True, help="file of the record")
     options = parser.parse_args(arguments)
     try:
-        entry = {"kind": options.kind, "path": options.encoder, "options": yaml.safe_load(options.options)}
+        entry = {
+            "kind": options.kind,
+            "path": options.encoder,
+            "options": parse(options.options, "--options"),
+        }
         encoder: Any = build_encoder(config.Encoder(**entry), "encoder").eval()
         channels: Any = getattr(encoder, "in_channels", 3)
         data = open_images(Data(path=str(options.data), size=options.size, channels=channels))
