@@ -19,7 +19,7 @@ encoder() { # NAME ARGUMENT...
   shift
   [ -e "$data/$name/config.json" ] && { ln -sfn "$(cd "$data/$name" && pwd)" "$out/$name-8bit"; return; }
   run pretrain mae-cifar10-labels --out "$out/$name" --set data.path="$data/train.npz" \
-    --set optim.steps="${ENCODER_STEPS:=2500}" --set mae.finetune_steps="$ENCODER_STEPS" "$@" ${MORE_ENCODER:-} > "$out/$name.log" 2>&1
+    --set optim.steps="${ENCODER_STEPS:=2000}" --set mae.finetune_steps="$ENCODER_STEPS" "$@" ${MORE_ENCODER:-} > "$out/$name.log" 2>&1
   run convert shards "$out/$name" "$out/$name-8bit" --dtype int8 --no-decoder >> "$out/$name.log" 2>&1
 }
 
@@ -54,8 +54,8 @@ samples=${SAMPLES:-1280000}
 for name in "$@"; do
   case $name in
     start) figures start cifar10 & ;; # where all others begin
-    # Guidances of the shipped model: results/cifar10.
-    sweep) EVALUATED=${SWEPT:-50000} GUIDANCES=1.0,1.3,1.5,1.7,2.0,2.5 figures sweep cifar10 & ;;
+    # Guidances of the shipped model beside those of results/cifar10/evaluation.json.
+    sweep) EVALUATED=${SWEPT:-50000} GUIDANCES=1.3,1.7,2.0,2.5 figures sweep cifar10 & ;;
     control) trial control 64 0.998 --set "encoders=[$own]" & ;;
     # Each step uses one of the two encoders: 20,000 samples a second.
     turns) trial turns 256 0.992 --set "encoders=[$own]" --set encoders_per_step=1 & ;;

@@ -41,7 +41,7 @@ cache mae-tiny mae-folder --size base --set data.path="$random/tiny.npz" & jobs+
 cache labels mae-cifar10-labels --set data.path="$random/train.npz" & jobs+=($!)
 wait "${jobs[@]}"
 echo "caches after $SECONDS s"
-for name in ${FIGURES:-sampling groups recipe tiny}; do figure "$name" figures 90; done
+for name in ${FIGURES:-sampling groups}; do figure "$name" figures 90; done
 step figures/splits 120 "${PYTHON:-python3}" "$here/split_times.py" ${SPLITS:-} --device "$device"
 echo "figures after $SECONDS s"
 
@@ -52,9 +52,10 @@ jobs=()
 need "$data/tiny.npz" "$data/inception.pt" "$data/train.npz"
 # Its encoder recognizes all training images from step 700 on.
 encoder=${ENCODER_STEPS:-700}
-(export SETS=tiny STEPS=${STEPS:-3500} MORE_ENCODER="--set optim.steps=$encoder --set mae.finetune_steps=$encoder ${MORE_ENCODER:-}"
+(export SETS=tiny STEPS=${STEPS:-3000} MORE_ENCODER="--set optim.steps=$encoder --set mae.finetune_steps=$encoder ${MORE_ENCODER:-}"
  step tiny $((end - SECONDS)) "$here/small_sets.sh" "$data" "$out/tiny" 30) & jobs+=($!)
 (unset ENCODER_STEPS
+ export SAMPLES=${SAMPLES:-640000}
  step trials $((end - SECONDS)) "$here/cifar10_trials.sh" "$data" "$out/trials" ${TRIALS:-sweep control turns lite apart}) & jobs+=($!)
 wait "${jobs[@]}"
 echo "all done after $SECONDS s"
