@@ -16,6 +16,7 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from driftgen.training.build import build_encoder
 from driftgen.training.shared_crops import SharedCrops
 from tools.records import Results, fill, markdown, without_folders
 
-__all__ = ["main", "measure", "table"]
+__all__ = ["image_sets", "main", "measure", "pretrained", "table"]
 
 POOLED = re.compile(r"(layer|stage)\d+_mean")
 VIEWS = {"whole": [1.0, 0.0, 0.0], "crop": [0.7, 0.15, 0.15]}
@@ -51,6 +52,23 @@ def features(encoder: Encoder, images: Tensor, square: list[float]) -> dict[str,
         parts.append(encoder.features(crops(batch, torch.tensor([square]))))
     names = [name for name in parts[0] if POOLED.fullmatch(name)]
     return {name: torch.cat([part[name].flatten(1) for part in parts]).double() for name in names}
+
+
+def image_sets(
+    data: Data, models: Sequence[str], per_class: int, guidance: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return real images, and the sets to compare with them: other real images, and samples of NAME=MODEL."""
+    images = open_images(data)
+    classes = len(images.class_names)
+    chosen = torch.stack([(images.labels == c).nonzero()[: 2 * per_class, 0] for c in range(classes)])
+    halves = [images.load(half.flatten(), 0) for half in (chosen[:, :per_class], chosen[:, per_class:])]
+    sets = {"real": halves[1]}
+    labels = [c for c in range(classes) for _ in range(per_class)]
+    for entry in models:
+        name, _, path = entry.partition("=")
+        pipe = DriftPipeline.from_pretrained(path)
+        sets[name] = pipe(labels, guidance=guidance, seed=0, output="tensor")
+    return halves[0], sets
 
 
 def measure(encoder: Encoder, real: Tensor, sets: dict[str, Tensor]) -> list[dict[str, Any]]:
@@ -94,30 +112,20 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--out", type=Path, required=True, help="file of the record")
     options = parser.parse_args(arguments)
     try:
-        entry = {
-            "kind": options.kind,
-            "path": options.encoder,
-            "options": parse(options.options, "--options"),
-        }
-        encoder: Any = build_encoder(config.Encoder(**entry), "encoder").eval()
+        chosen = config.Encoder(
+            kind=options.kind, path=options.encoder, options=parse(options.options, "--options")
+        )
+        encoder: Any = build_encoder(chosen, "encoder").eval()
         channels: Any = getattr(encoder, "in_channels", 3)
-        data = open_images(Data(path=str(options.data), size=options.size, channels=channels))
-        classes, n = len(data.class_names), options.per_class
-        chosen = torch.stack([(data.labels == c).nonzero()[: 2 * n, 0] for c in range(classes)])
-        halves = [data.load(half.flatten(), 0) for half in (chosen[:, :n], chosen[:, n:])]
-        sets = {"real": halves[1]}
-        labels = [c for c in range(classes) for _ in range(n)]
-        for entry in options.models:
-            name, _, path = entry.partition("=")
-            pipe = DriftPipeline.from_pretrained(path)
-            sets[name] = pipe(labels, guidance=1.0, seed=0, output="tensor")
+        data = Data(path=str(options.data), size=options.size, channels=channels)
+        real, sets = image_sets(data, options.models, options.per_class, guidance=1.0)
         record = {
             "command": "python -m tools.blind_spots " + " ".join(arguments),
             "environment": environment(torch.device("cpu")),
-            "images_per_set": classes * n,
+            "images_per_set": len(real),
             "guidance": 1.0,
             "seed": 0,
-            "rows": measure(encoder, halves[0], sets),
+            "rows": measure(encoder, real, sets),
         }
     except InputError as error:
         print(error, file=sys.stderr)

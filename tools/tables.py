@@ -30,6 +30,7 @@ from tools import (
     experiments,
     gallery,
     guide_tables,
+    layer_distances,
     parameter_table,
     policy_tables,
     reliability_table,
@@ -82,6 +83,7 @@ TABLES: dict[str, Table] = {
     "comparisons": experiments.comparisons,  # results/cifar10/experiments.md
     "blind-spots": blind_spots.table,  # results/cifar10/experiments.md
     "blind-spots-pretrained": blind_spots.pretrained,
+    "layer-distances": layer_distances.table,
     "policy-scores": policy_tables.scores,  # results/policy/README.md, docs/policies.md
     "policy-trials": policy_tables.trials,  # results/policy/README.md
     "policy-pusht-spread": policy_tables.pusht_spread,  # results/policy/README.md
