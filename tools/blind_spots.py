@@ -13,7 +13,6 @@ of real images while their crops are not has learned what this encoder sees of w
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Sequence
@@ -29,13 +28,12 @@ from driftgen.data.images import open_images
 from driftgen.errors import InputError
 from driftgen.features.stack import Encoder
 from driftgen.pipeline import DriftPipeline
-from driftgen.support.atomic_write import atomic_write
 from driftgen.support.provenance import environment
 from driftgen.support.yaml_files import parse
 from driftgen.training import config
 from driftgen.training.build import build_encoder
 from driftgen.training.shared_crops import SharedCrops
-from tools.records import Results, fill, markdown, without_folders
+from tools.records import Results, fill, markdown, write_record
 
 __all__ = ["image_sets", "main", "measure", "pretrained", "table"]
 
@@ -130,8 +128,7 @@ def main(arguments: list[str]) -> int:
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
-    with atomic_write(options.out) as scratch:
-        scratch.write_text(without_folders(json.dumps(record, indent=1)) + "\n", encoding="utf-8")
+    write_record(options.out, record)
     return 0
 
 

@@ -10,7 +10,6 @@ that of a finite set.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
@@ -23,13 +22,12 @@ from driftgen.data.config import Data
 from driftgen.errors import InputError
 from driftgen.evaluation.frechet import Moments, frechet_distance
 from driftgen.evaluation.inception import load_inception
-from driftgen.support.atomic_write import atomic_write
 from driftgen.support.dtype_names import parse_dtype
 from driftgen.support.images import to_bytes
 from driftgen.support.progress import track
 from driftgen.support.provenance import environment
 from tools.blind_spots import image_sets
-from tools.records import Results, fill, markdown, without_folders
+from tools.records import Results, fill, markdown, write_record
 
 __all__ = ["LAYERS", "main", "measure", "table"]
 
@@ -116,8 +114,7 @@ def main(arguments: list[str]) -> int:
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
-    with atomic_write(options.out) as scratch:
-        scratch.write_text(without_folders(json.dumps(record, indent=1)) + "\n", encoding="utf-8")
+    write_record(options.out, record)
     return 0
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from driftgen.errors import InputError
+from driftgen.support.atomic_write import atomic_write
 
-__all__ = ["Results", "fill", "markdown", "select", "without_folders"]
+__all__ = ["Results", "fill", "markdown", "select", "without_folders", "write_record"]
 
 LOCAL = re.compile(r"(?<![\w.])(?:/[\w.\-]+)+/")  # folders of the machine that a record was made on
 
@@ -84,3 +85,9 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def without_folders(text: str) -> str:
     """Return a text in which paths have lost the folders of the machine."""
     return LOCAL.sub("", text)
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Write a record as JSON, without the folders of the machine."""
+    with atomic_write(path) as scratch:
+        scratch.write_text(without_folders(json.dumps(record, indent=1)) + "\n", encoding="utf-8")

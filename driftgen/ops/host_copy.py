@@ -42,7 +42,7 @@ class HostCopy:
 
     @property
     def pinned(self) -> bool:
-        """Whether the tensor comes from a GPU, by way of pinned memory."""
+        """True if the tensor comes from a GPU, by way of pinned memory."""
         return self._event is not None
 
     def __len__(self) -> int:
