@@ -79,7 +79,7 @@ def draw_noise(
     pinned = device.type == "cuda" and source.type == "cpu"  # copies from pinned memory do not block the host
     gaussian = torch.empty(n, *shape, device=source, pin_memory=pinned)
     style = torch.empty(n, codebooks, dtype=torch.int64, device=source, pin_memory=pinned)
-    # One thread: others would wait for the interpreter at every row, which doubles the time.
+    # One thread: several would wait for the interpreter lock at every row, and took twice as long.
     for normal, indices in zip(gaussian, style, strict=True):
         normal.normal_(generator=generator)
         indices.random_(entries, generator=generator)
