@@ -56,6 +56,6 @@ encoder=${ENCODER_STEPS:-700}
  step tiny $((end - SECONDS)) "$here/small_sets.sh" "$data" "$out/tiny" 30) & jobs+=($!)
 (unset ENCODER_STEPS
  export SAMPLES=${SAMPLES:-640000}
- step trials $((end - SECONDS)) "$here/cifar10_trials.sh" "$data" "$out/trials" ${TRIALS:-sweep control turns lite apart}) & jobs+=($!)
+ step trials $((end - SECONDS)) "$here/cifar10_trials.sh" "$data" "$out/trials" ${TRIALS:-start sweep control turns lite apart}) & jobs+=($!)
 wait "${jobs[@]}"
 echo "all done after $SECONDS s"
