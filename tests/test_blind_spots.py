@@ -1,12 +1,17 @@
 """Kernel distances in the features of an encoder, for whole images and crops."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
 from driftgen.data.images import digits
 from driftgen.features import ResNetMAE
+from driftgen.generators import UNet2D
 from driftgen.model_io import save_model
+from driftgen.pipeline import DriftPipeline
+from tests.support.efficientnet_weights import efficientnet_state
 from tools import blind_spots
 from tools.records import Results
 
@@ -52,3 +57,36 @@ def test_command(tmp_path, encoder, capsys):
     assert str(tmp_path) not in (tmp_path / "record.json").read_text()
     assert blind_spots.main(["digits", *arguments, *out]) == 2
     assert "expected ResNetMAE" in capsys.readouterr().err
+    for encoder, message in (
+        ("{kind: foo}", "'foo' is not registered"),
+        ("{kind: mae, path: mae, option: 1}", "encoders.0.option is not known"),
+    ):
+        assert blind_spots.main([encoder, *arguments, *out]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+
+
+def test_an_encoder_of_another_kind(tmp_path):
+    torch.save(efficientnet_state(), tmp_path / "weights.pth")
+    pixels = torch.randint(256, (40, 8, 8, 3), generator=torch.Generator().manual_seed(0)).numpy()
+    np.savez(tmp_path / "train.npz", images=pixels.astype(np.uint8), labels=np.arange(40) % 10)
+    entry = f"{{kind: efficientnet-lite0, path: {tmp_path / 'weights.pth'}, options: {{size: 32}}}}"
+    record = tmp_path / "record.json"
+    model = DriftPipeline(
+        UNet2D(
+            input_size=8,
+            in_channels=3,
+            num_classes=10,
+            widths=(8,),
+            groups=8,
+            blocks=(1,),
+            attention_levels=(),
+        )
+    )
+    model.save_pretrained(tmp_path / "model")
+    arguments = [str(tmp_path / "train.npz"), f"net={tmp_path / 'model'}", "--size", "8", "--per-class", "2"]
+    assert blind_spots.main([entry, *arguments, "--out", str(record)]) == 0
+    rows = json.loads(record.read_text())["rows"]
+    assert [row["samples"] for row in rows] == ["real", "net"] * 2
+    assert {"stage2_mean", "stage3_mean", "stage5_mean", "stage7_mean"} < set(rows[0])

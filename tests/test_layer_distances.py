@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from driftgen.data.images import digits
-from tests.support.inception_weights import pytorch_fid_state
+from driftgen.evaluation.inception import LoadedInception
+from driftgen.support.images import rounded_bytes
 from tools import layer_distances
 from tools.records import Results
 
@@ -36,25 +37,42 @@ def test_distances_of_shifted_and_scaled_colors():
         assert abs(wide[layer]["distance"] - wide[layer]["means"] - 1) < 1e-6
 
 
-def test_command_and_table(tmp_path, capsys):
+def test_command(tmp_path, monkeypatch):
+    """Stands in for Inception, whose weights do not ship: the record has the exact pixels of real images."""
     images, labels = digits("train")
-    pixels = ((images.repeat(1, 3, 1, 1).permute(0, 2, 3, 1).numpy() + 1) * 127.5).round().astype(np.uint8)
-    np.savez(tmp_path / "train.npz", images=pixels, labels=labels.numpy())
-    torch.save(pytorch_fid_state(), tmp_path / "inception.pth")
-    (tmp_path / "cifar10").mkdir()
-    record = tmp_path / "cifar10" / "layer-distances.json"
-    small = [str(tmp_path / "train.npz"), "--size", "8", "--per-class", "2", "--out", str(record)]
-    assert layer_distances.main([str(tmp_path / "none.pth"), "x=digits", *small]) == 2
+    pixels = rounded_bytes(images).expand(-1, 3, -1, -1)
+    np.savez(tmp_path / "train.npz", images=pixels.permute(0, 2, 3, 1).numpy(), labels=labels.numpy())
+    loaded = LoadedInception(Colors(), "")
+    monkeypatch.setattr(layer_distances, "load_inception", lambda path: loaded)
+    record = tmp_path / "record.json"
+    arguments = ["inception.pt", str(tmp_path / "train.npz"), "gray=digits", "--size", "8"]
+    assert layer_distances.main([*arguments, "--per-class", "30", "--out", str(record)]) == 0
+    found = json.loads(record.read_text())
+    assert found["images_per_set"] == 300
+    assert str(tmp_path) not in record.read_text()
+    chosen = torch.stack([(labels == c).nonzero()[:60, 0] for c in range(10)])
+    halves = (pixels[half.flatten()] for half in (chosen[:, :30], chosen[:, 30:]))
+    (expected,) = layer_distances.measure(Colors(), next(halves), {"real": next(halves)})
+    real, gray = found["rows"]
+    assert real == expected
+    assert gray["samples"] == "gray"
+    assert gray["Mixed_7c"]["distance"] > real["Mixed_7c"]["distance"]
+
+
+def test_a_wrong_file(tmp_path, capsys):
+    arguments = ["train.npz", "x=digits", "--out", str(tmp_path / "record.json")]
+    assert layer_distances.main([str(tmp_path / "none.pth"), *arguments]) == 2
     assert "none.pth is not a file" in capsys.readouterr().err
-    small = [small[0], "gray=digits", *small[1:]]
-    # Seeded weights are not those of FID, and the samples are gray.
-    assert layer_distances.main([str(tmp_path / "inception.pth"), *small]) == 2
-    assert "holds other weights" in capsys.readouterr().err
+    assert not (tmp_path / "record.json").exists()
+
+
+def test_table(tmp_path):
+    (tmp_path / "cifar10").mkdir()
     rows = [
         {"samples": name, **{layer: {"means": 0.001, "distance": 0.02} for layer in layer_distances.LAYERS}}
         for name in ("real", "two-encoders")
     ]
-    record.write_text(json.dumps({"rows": rows}))
+    (tmp_path / "cifar10" / "layer-distances.json").write_text(json.dumps({"rows": rows}))
     lines = layer_distances.table(Results(tmp_path)).splitlines()
     assert lines[0] == "| layer | real | two-encoders |"
     assert lines[-1] == "| Mixed_7c | 0.020 (0.0010) | 0.020 (0.0010) |"

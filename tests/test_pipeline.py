@@ -10,9 +10,10 @@ import torch
 from PIL import Image
 
 import driftgen as dg
+from driftgen.data.arrays import to_float
 from driftgen.generators import DiT, UNet2D
 from driftgen.model_io import from_official, to_official
-from driftgen.support.images import contact_sheet, to_pil, to_uint8
+from driftgen.support.images import contact_sheet, rounded_bytes, to_pil, to_uint8
 from driftgen.tokenizers import Identity, TinyVAE
 from tests.support.autoencoders import kl_network, taesd_files
 from tests.support.pipelines import Own, lively, small
@@ -125,6 +126,12 @@ def test_bytes_are_those_of_the_release():
     want = [0, 0, 0, 127, 127, 254, 255, 255, 0, 255, 0]
     images = (2 * torch.tensor(given) - 1).reshape(1, 1, 1, -1)
     assert to_uint8(images).ravel().tolist() == want
+
+
+def test_bytes_that_became_floats_come_back():
+    every = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16)
+    assert torch.equal(rounded_bytes(to_float(every)), every)
+    assert (to_uint8(to_float(every)).ravel() != every.numpy().ravel()).any()  # it truncates
 
 
 def test_sheet():

@@ -1,8 +1,9 @@
 """Blind spots of an encoder: do its features still tell the samples of a generator from real images?
 
     python -m tools.blind_spots ENCODER train.npz NAME=MODEL ... --out results/cifar10/blind-spots.json
-    python -m tools.blind_spots efficientnet-lite0-57934424.pth ... --kind efficientnet-lite0 \\
-        --options '{size: 64}'
+
+ENCODER is a masked autoencoder, or an entry of ``encoders`` as recipes have them:
+``{kind: efficientnet-lite0, path: efficientnet-lite0-57934424.pth, options: {size: 64}}``.
 
 Kernel distances (unbiased squared MMD with kernel (xᵀy / D + 1)³, features standardized by the real images)
 between samples and real images, in pooled features of the encoder: of whole images, and of their central
@@ -13,7 +14,9 @@ of real images while their crops are not has learned what this encoder sees of w
 from __future__ import annotations
 
 import argparse
+import json
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,9 +32,8 @@ from driftgen.errors import InputError
 from driftgen.features.stack import Encoder
 from driftgen.pipeline import DriftPipeline
 from driftgen.support.provenance import environment
-from driftgen.support.yaml_files import parse
-from driftgen.training import config
 from driftgen.training.build import build_encoder
+from driftgen.training.recipes import load_recipe
 from driftgen.training.shared_crops import SharedCrops
 from tools.records import Results, fill, markdown, write_record
 
@@ -49,6 +51,8 @@ def features(encoder: Encoder, images: Tensor, square: list[float]) -> dict[str,
     for batch in images.split(BATCH):
         parts.append(encoder.features(crops(batch, torch.tensor([square]))))
     names = [name for name in parts[0] if POOLED.fullmatch(name)]
+    if not names:
+        raise InputError(f"the encoder has none of the features {POOLED.pattern}: {', '.join(parts[0])}")
     return {name: torch.cat([part[name].flatten(1) for part in parts]).double() for name in names}
 
 
@@ -100,25 +104,23 @@ def pretrained(results: Results) -> str:
 def main(arguments: list[str]) -> int:
     """Write the record. Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.blind_spots")
-    parser.add_argument("encoder", help="a masked autoencoder, or the weights of an encoder of another kind")
+    parser.add_argument("encoder", help="a masked autoencoder, or an entry of encoders as recipes have them")
     parser.add_argument("data", type=Path, help="its training images, .npz")
     parser.add_argument("models", nargs="+", help="NAME=MODEL, a generator on the same classes")
-    parser.add_argument("--kind", default="mae", help="of the encoder, as in encoders of a recipe")
-    parser.add_argument("--options", default="{}", help="of the encoder, as in encoders of a recipe")
     parser.add_argument("--size", type=int, default=32, help="side of the images")
     parser.add_argument("--per-class", type=int, default=100, help="images of a class in each set")
     parser.add_argument("--out", type=Path, required=True, help="file of the record")
     options = parser.parse_args(arguments)
     try:
-        chosen = config.Encoder(
-            kind=options.kind, path=options.encoder, options=parse(options.options, "--options")
-        )
-        encoder: Any = build_encoder(chosen, "encoder").eval()
+        given: str = options.encoder
+        entry = given if given.startswith("{") else json.dumps({"path": given})
+        recipe: Any = load_recipe("digits", [f"encoders=[{entry}]"], "train")
+        encoder: Any = build_encoder(recipe.encoders[0], "encoder").eval()
         channels: Any = getattr(encoder, "in_channels", 3)
         data = Data(path=str(options.data), size=options.size, channels=channels)
         real, sets = image_sets(data, options.models, options.per_class, guidance=1.0)
         record = {
-            "command": "python -m tools.blind_spots " + " ".join(arguments),
+            "command": shlex.join(["python", "-m", "tools.blind_spots", *arguments]),
             "environment": environment(torch.device("cpu")),
             "images_per_set": len(real),
             "guidance": 1.0,

@@ -4,12 +4,13 @@
 
 A layer's features are its map, averaged over locations. Distances are those between samples and real images,
 divided by the total variance of the real ones. The row ``real`` compares other real images: its distance is
-that of a finite set.
+that of two finite sets of one kind.
 """
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -23,7 +24,7 @@ from driftgen.errors import InputError
 from driftgen.evaluation.frechet import Moments, frechet_distance
 from driftgen.evaluation.inception import load_inception
 from driftgen.support.dtype_names import parse_dtype
-from driftgen.support.images import to_bytes
+from driftgen.support.images import rounded_bytes, to_bytes
 from driftgen.support.progress import track
 from driftgen.support.provenance import environment
 from tools.blind_spots import image_sets
@@ -99,17 +100,17 @@ def main(arguments: list[str]) -> int:
         network = load_inception(options.inception).network.to(parse_dtype(options.dtype))
         data = Data(path=str(options.data), size=options.size, channels=3)
         real, sets = image_sets(data, options.models, options.per_class, options.guidance)
-        pixels = {name: to_bytes(images).permute(0, 3, 1, 2) for name, images in sets.items()}
-        pixels["real"] = _exact(sets["real"])
+        pixels = {name: _color(to_bytes(images).permute(0, 3, 1, 2)) for name, images in sets.items()}
+        pixels["real"] = rounded_bytes(sets["real"])
         record = {
-            "command": "python -m tools.layer_distances " + " ".join(arguments),
+            "command": shlex.join(["python", "-m", "tools.layer_distances", *arguments]),
             "environment": environment(torch.device("cpu")),
             "evaluator": "FID Inception 2015-12-05, maps averaged over locations; distances in float64",
             "dtype": options.dtype,
             "images_per_set": len(real),
             "guidance": options.guidance,
             "seed": 0,
-            "rows": measure(network, _exact(real), pixels),
+            "rows": measure(network, rounded_bytes(real), pixels),
         }
     except InputError as error:
         print(error, file=sys.stderr)
@@ -118,9 +119,9 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _exact(images: Tensor) -> Tensor:
-    """Return the pixels that real images were read from; the conversion of samples would truncate them."""
-    return ((images + 1) * 127.5).round().to(torch.uint8)
+def _color(images: Tensor) -> Tensor:
+    """Return images with three channels, equal ones for gray images."""
+    return images.expand(-1, 3, -1, -1)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from driftgen.data.arrays import ArrayImages, in_memory
@@ -12,6 +11,7 @@ from driftgen.data.config import Augment, Data
 from driftgen.data.images import RealData, digits, open_images
 from driftgen.data.locate import SOURCES, is_shard
 from driftgen.errors import InputError
+from driftgen.support.images import rounded_bytes
 from driftgen.support.user_paths import expand_user
 from driftgen.support.yaml_files import read_mapping
 
@@ -67,8 +67,8 @@ def run_data(model: str) -> Data | None:
 
 
 def load_bytes(data: RealData, indices: Tensor) -> Tensor:
-    """Load images as uint8 ``[len(indices), C, H, W]``, rounded: converting bytes to floats is not exact."""
-    return data.load(indices, seed=0).add(1).mul(127.5).round().clamp(0, 255).to(torch.uint8)
+    """Load images as uint8 ``[len(indices), C, H, W]``."""
+    return rounded_bytes(data.load(indices, seed=0))
 
 
 def _config(source: str, shape: Shape, resize: bool) -> Data:
@@ -90,7 +90,7 @@ def _config(source: str, shape: Shape, resize: bool) -> Data:
 
 def _open_heldout_digits(config: Data) -> ArrayImages:
     images, labels = digits("heldout")
-    pixels = images.add(1).mul(127.5).round().to(torch.uint8).numpy()
+    pixels = rounded_bytes(images).numpy()
     return in_memory(pixels, labels, [str(d) for d in range(10)], config.model_copy(update={"channels": 1}))
 
 

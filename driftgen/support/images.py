@@ -16,7 +16,7 @@ from driftgen.errors import InputError
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["contact_sheet", "to_bytes", "to_pil", "to_uint8"]
+__all__ = ["contact_sheet", "rounded_bytes", "to_bytes", "to_pil", "to_uint8"]
 
 
 def to_uint8(images: Tensor) -> NDArray[np.uint8]:
@@ -35,6 +35,14 @@ def to_bytes(images: Tensor) -> Tensor:
         raise InputError(f"images has shape {list(images.shape)}, expected [B, C, H, W]")
     unit = torch.nan_to_num((images.detach().float() + 1) / 2, nan=0.0).clamp(0, 1)
     return (unit * 255).to(torch.uint8).permute(0, 2, 3, 1)
+
+
+def rounded_bytes(images: Tensor) -> Tensor:
+    """Convert ``[B, C, H, W]`` that were read from uint8 images back to them.
+
+    Rounds: converting bytes to floats is not exact, so :func:`to_bytes` would lower some by 1.
+    """
+    return ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
 
 
 def to_pil(pixels: NDArray[np.uint8]) -> list[Image.Image]:

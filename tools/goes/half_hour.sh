@@ -42,7 +42,7 @@ cache labels mae-cifar10-labels --set data.path="$random/train.npz" & jobs+=($!)
 wait "${jobs[@]}"
 echo "caches after $SECONDS s"
 for name in ${FIGURES:-sampling groups}; do figure "$name" figures 90; done
-step figures/splits 120 "${PYTHON:-python3}" "$here/split_times.py" ${SPLITS:-} --device "$device"
+step figures/splits 150 "${PYTHON:-python3}" "$here/split_times.py" ${SPLITS:-} --device "$device"
 echo "figures after $SECONDS s"
 
 jobs=()

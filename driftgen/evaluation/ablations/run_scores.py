@@ -18,7 +18,7 @@ from driftgen.evaluation.encoders import Encoder, load_encoder
 from driftgen.evaluation.frechet import Moments, frechet_distance
 from driftgen.evaluation.precision_recall import precision_recall
 from driftgen.pipeline import DriftPipeline
-from driftgen.support.images import to_uint8
+from driftgen.support.images import rounded_bytes, to_uint8
 
 __all__ = ["RunScorer"]
 
@@ -102,7 +102,7 @@ class RunScorer:
     def reference(self) -> tuple[Moments, Tensor]:
         """Moments of all real images, and features of some of them for precision and recall."""
         if self.is_digits:
-            features = self._encode(_rounded(digits("all")[0]))
+            features = self._encode(rounded_bytes(digits("all")[0]))
             return Moments.of(features), features
         data = open_images(self.data)
         try:
@@ -111,7 +111,7 @@ class RunScorer:
             total: Moments | None = None
             kept: list[Tensor] = []
             for chosen in order.split(BATCH):
-                features = self._encode(_rounded(data.load(chosen, SEED)))
+                features = self._encode(rounded_bytes(data.load(chosen, SEED)))
                 total = Moments.of(features) if total is None else total + Moments.of(features)
                 if sum(map(len, kept)) < MANIFOLD:
                     kept.append(features)
@@ -123,8 +123,3 @@ class RunScorer:
     def _encode(self, pixels: Tensor) -> Tensor:
         """Return features of uint8 images."""
         return torch.cat([self.encoder(part) for part in pixels.split(BATCH)])
-
-
-def _rounded(images: Tensor) -> Tensor:
-    """Return real images in [-1, 1] as uint8, rounded: converting bytes to floats is not exact."""
-    return ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
