@@ -43,6 +43,9 @@ wait "${jobs[@]}"
 echo "caches after $SECONDS s"
 for name in ${FIGURES:-sampling groups}; do figure "$name" figures 90; done
 step figures/splits 150 "${PYTHON:-python3}" "$here/split_times.py" ${SPLITS:-} --device "$device"
+# results/serve/h200-digits.json, with faults
+step figures/serve 120 "${PYTHON:-python3}" -m driftgen bench serve "${SERVED:-digits}" --seconds "${SECONDS_EACH:-2}" --device "$device" \
+  --json "$out/figures/serve.json"
 echo "figures after $SECONDS s"
 
 jobs=()
