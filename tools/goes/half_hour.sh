@@ -56,7 +56,8 @@ need "$data/tiny.npz" "$data/inception.pt" "$data/train.npz"
 # Its encoder recognizes all training images from step 700 on.
 encoder=${ENCODER_STEPS:-700}
 (export SETS=tiny STEPS=${STEPS:-3000} MORE_ENCODER="--set optim.steps=$encoder --set mae.finetune_steps=$encoder ${MORE_ENCODER:-}"
- step tiny $((end - SECONDS)) "$here/small_sets.sh" "$data" "$out/tiny" 30) & jobs+=($!)
+ # It stops early enough to be evaluated.
+ step tiny $((end - SECONDS)) "$here/small_sets.sh" "$data" "$out/tiny" $(((end - SECONDS - 200) / 60))) & jobs+=($!)
 (unset ENCODER_STEPS
  export SAMPLES=${SAMPLES:-640000}
  step trials $((end - SECONDS)) "$here/cifar10_trials.sh" "$data" "$out/trials" ${TRIALS:-start sweep control turns lite apart}) & jobs+=($!)
