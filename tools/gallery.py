@@ -65,11 +65,11 @@ PICTURES = (
     ),
     Picture(
         "small-sets/tiny-imagenet/samples.png",
-        "**20 classes of Tiny-ImageNet, 64 pixels**, after 766 steps of "
-        "[a run](small-sets/README.md) that was far too short.",
+        "**20 classes of Tiny-ImageNet, 64 pixels**, after seven minutes of "
+        "[training](small-sets/README.md).",
         "small-sets/tiny-imagenet/evaluation.json",
         width=50,
-        command="driftgen train folder --size base --set optim.steps=766",
+        command="driftgen train folder --size base",
     ),
     Picture(
         "demo-digits/samples.png",
