@@ -24,7 +24,7 @@ from driftgen.interop.saved_config import TOKENIZER, check_overwrite
 from driftgen.model_io import CONFIG, load_any, save_model
 from driftgen.ops.compile import new_parameters
 from driftgen.ops.host_copy import HostCopy, delayed, device_tensor, gather
-from driftgen.ops.padding import padded_size
+from driftgen.ops.padding import batches, padded_size
 from driftgen.support.checked_arguments import checked
 from driftgen.support.distributed import choose_device
 from driftgen.support.dtype_names import check_network_dtype
@@ -179,9 +179,9 @@ class DriftPipeline:
         """Compile the blocks of the generator in place, and return the pipeline.
 
         Images change by rounding only, as they do between batch sizes. All batches of a call are padded to
-        one size: ``batch_size``, or the next power of two for fewer samples; with graphs, a call of one batch
-        is split into batches of 64 from 128 samples on. The first call of each size compiles, which takes
-        about a minute.
+        one size: ``batch_size``, or the next power of two for fewer samples; with graphs, a single batch of
+        128 or more is split, into 32 and the rest, or into batches of 64 if it is not full. The first call of
+        each size compiles, which takes about a minute.
 
         Args:
             graphs: on an NVIDIA GPU, capture the network call in a CUDA graph and replay it. Move such a
@@ -279,12 +279,12 @@ class DriftPipeline:
         rng.seed() if seed is None else rng.manual_seed(int(seed))
         for start in range(0, skip, self.batch_size):
             self._noise(min(skip - start, self.batch_size), rng)
-        left = len(labels) - skip
-        batch = self.batch_size if self._call is None else self._call.rows(left, self.batch_size)
-        size = padded_size(left, batch)
-        parts = [labels[i : i + batch] for i in range(skip, len(labels), batch)]
+        split = batches if self._call is None else self._call.batches
+        sizes = split(len(labels) - skip, self.batch_size)
+        places = itertools.pairwise(itertools.accumulate(sizes, initial=skip))
+        parts = [labels[start:end] for start, end in places]
         noise = self._noise(len(parts[0]), rng) if parts else None
-        for part, following in itertools.zip_longest(parts, parts[1:]):
+        for part, size, following in itertools.zip_longest(parts, sizes, parts[1:]):
             launched = self._launch(part, [alpha] * len(part), noise, size, output)
             if following:
                 noise = self._noise(len(following), rng)  # while the GPU computes the samples

@@ -76,8 +76,8 @@ def test_the_only_batch_of_a_captured_call_is_split(monkeypatch):
     pipe = dg.DriftPipeline(network, batch_size=9).capture()
     rows = []
     network.register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
-    monkeypatch.setattr(batched_call, "SPLIT", {"cpu": 4})
-    for n, expected in ((9, [4, 4, 4]), (8, [4, 4]), (7, [8]), (10, [9, 9])):
+    monkeypatch.setattr(batched_call, "FIRST", {"cpu": 2})
+    for n, expected in ((9, [2, 7]), (8, [4, 4]), (7, [8]), (10, [9, 9])):
         rows.clear()
         got = pipe(1, num_images=n, seed=3, output="tensor")
         assert rows == expected

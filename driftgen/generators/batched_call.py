@@ -11,13 +11,13 @@ from driftgen.errors import InputError
 from driftgen.generators.base import Noise
 from driftgen.ops.compile import compile_parts
 from driftgen.ops.cuda_graphs import GraphedFunction, check_compiler, static_shapes
-from driftgen.ops.padding import pad_rows
+from driftgen.ops.padding import batches, pad_rows
 
 __all__ = ["BatchedCall"]
 
-# Rows of the parts of a captured call that has one batch: the noise of a part is drawn while the device
-# computes the one before. Calls that are not captured are host-bound, so more of them would take longer.
-SPLIT = {"cuda": 64}
+# Samples of the first part of a captured call that has one batch: the noise of the others is drawn while the
+# device computes it. Calls that are not captured are host-bound, so more of them would take longer.
+FIRST = {"cuda": 32}
 
 
 class BatchedCall:
@@ -49,12 +49,14 @@ class BatchedCall:
             raise _not_compiled(error) from None
         return samples[: len(labels)]
 
-    def rows(self, count: int, most: int) -> int:
-        """Return the batch size of a call with ``count`` samples, at most ``most``."""
-        rows = SPLIT.get(next(self.generator.parameters()).device.type)
-        if rows is None or self.graphed is None:
-            return most
-        return rows if 2 * rows <= count <= most else most
+    def batches(self, count: int, most: int) -> list[int]:
+        """Return the sizes of the batches of a call with ``count`` samples, at most ``most`` each."""
+        first = FIRST.get(next(self.generator.parameters()).device.type)
+        if first is None or self.graphed is None or not 4 * first <= count <= most:
+            return batches(count, most)
+        if count == most:
+            return [first, most - first]
+        return batches(count, 2 * first)  # few sizes, each of which is compiled, and little padding
 
     def forget(self) -> None:
         """Drop all captured graphs, when the weights move."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["batch_sizes", "pad_rows", "padded_size"]
+__all__ = ["batch_sizes", "batches", "pad_rows", "padded_size"]
 
 
 def padded_size(count: int, most: int) -> int:
@@ -16,6 +16,12 @@ def padded_size(count: int, most: int) -> int:
 def batch_sizes(most: int) -> list[int]:
     """Return all sizes of :func:`padded_size`, in ascending order."""
     return sorted({padded_size(count, most) for count in (*(1 << i for i in range(most.bit_length())), most)})
+
+
+def batches(count: int, most: int) -> list[int]:
+    """Return the sizes of the batches of ``count`` rows: all equal, so that the last one may be padded."""
+    size = padded_size(count, most)
+    return [size] * -(-count // size)
 
 
 def pad_rows(rows: Tensor, size: int) -> Tensor:
