@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tools.records import Results, fill, markdown, select
 
-__all__ = ["faults", "load", "load_cifar10_gpu", "load_gpu"]
+__all__ = ["faults", "faults_gpu", "load", "load_cifar10_gpu", "load_gpu"]
 
-RECORD = "serve/cpu.json"
+RECORD, RECORD_GPU = "serve/cpu.json", "serve/h200-digits.json"
 FAULTS = {
     "overload": "twice the requests that the server can answer",
     "killed model": "`kill -9` of the model's process",
@@ -22,7 +22,7 @@ def load(results: Results) -> str:
 
 def load_gpu(results: Results) -> str:
     """The same on a GPU."""
-    return _load(results, "serve/h200-digits.json")
+    return _load(results, RECORD_GPU)
 
 
 def load_cifar10_gpu(results: Results) -> str:
@@ -48,9 +48,18 @@ def _load(results: Results, record: str) -> str:
 
 
 def faults(results: Results) -> str:
-    """Answers to requests while something goes wrong."""
+    """Answers to requests while something goes wrong, on a CPU."""
+    return _faults(results, RECORD)
+
+
+def faults_gpu(results: Results) -> str:
+    """The same on a GPU."""
+    return _faults(results, RECORD_GPU)
+
+
+def _faults(results: Results, record: str) -> str:
     cells = []
-    for row in results.load(RECORD)["faults"]:
+    for row in results.load(record)["faults"]:
         counts = [row["requests"], *(row["statuses"].get(status, 0) for status in ("200", "429", "503"))]
         cells.append((fill(FAULTS[row["fault"]], row), *(f"{n:,}" for n in (*counts, row["lost"]))))
     return markdown(("fault", "requests", "200", "429", "503", "without an answer"), cells)

@@ -92,6 +92,7 @@ TABLES: dict[str, Table] = {
     "serve-load-gpu": serve_tables.load_gpu,  # docs/serving.md
     "serve-load-cifar10-gpu": serve_tables.load_cifar10_gpu,  # docs/serving.md
     "serve-faults": serve_tables.faults,  # docs/serving.md
+    "serve-faults-gpu": serve_tables.faults_gpu,  # docs/serving.md
     "policy-latency": policy_tables.latency,  # results/policy/README.md, docs/policies.md
     "cifar10-variants": speed_tables.cifar10_variants,  # results/cifar10/experiments.md
     "cifar10-parts": speed_tables.cifar10_parts,  # results/cifar10/experiments.md
