@@ -9,6 +9,7 @@
 #                 from an earlier go; otherwise they are trained first.
 #   pretrained    EfficientNet-lite0 with ImageNet weights, DATA/efficientnet-lite0-57934424.pth: a figure to be
 #                 labeled so.
+# ENTRIES names them as recipes do instead, with the paths of encoders that are there.
 #
 # DATA also holds train.npz and inception.pt. The generator starts from the shipped weights, from those in DATA/init,
 # or, with INIT=none, from random weights with the learning rate of the recipe. It ends with its schedule near MINUTES
@@ -28,8 +29,9 @@ encoder() { # NAME SEED ARGUMENT...
   run convert shards "$out/$name" "$out/$name-8bit" --dtype int8 --no-decoder >> "$out/$name.log" 2>&1
 }
 fine=(--set mae.options.patchify=1 --set mae.options.base_channels=64)
-entries=
-for kind in ${KINDS:-coarse fine}; do
+entries=${ENTRIES:-}
+[ -n "$entries" ] || : "${KINDS:=coarse fine}"
+for kind in ${KINDS:-}; do
   case $kind in
     coarse) encoder coarse-1 1 & encoder coarse-2 2 & ;;
     fine) encoder fine-1 3 "${fine[@]}" & encoder fine-2 4 "${fine[@]}" & ;;

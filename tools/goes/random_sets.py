@@ -1,6 +1,4 @@
-"""Write random images in the shapes of CIFAR-10 and Tiny-ImageNet.
-
-Short trainings on them fill the caches of the compiler.
+"""Write random images in the shape of CIFAR-10, for short trainings that fill the caches of the compiler.
 
 python tools/goes/random_sets.py FOLDER
 """
@@ -12,17 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-SETS = {"train": (32, 10, 5000), "tiny": (64, 20, 10000)}  # pixels, classes, images
+PIXELS, CLASSES, IMAGES = 32, 10, 5000
 
 
 def main(folder: Path) -> None:
-    """Write one file for each set."""
-    draw = np.random.default_rng(0)
+    """Write train.npz."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, (size, classes, number) in SETS.items():
-        images = draw.integers(0, 256, (number, size, size, 3), dtype=np.uint8)
-        names = np.array([str(i) for i in range(classes)])
-        np.savez(folder / f"{name}.npz", images=images, labels=np.arange(number) % classes, class_names=names)
+    images = np.random.default_rng(0).integers(0, 256, (IMAGES, PIXELS, PIXELS, 3), dtype=np.uint8)
+    names = np.array([str(i) for i in range(CLASSES)])
+    np.savez(folder / "train.npz", images=images, labels=np.arange(IMAGES) % CLASSES, class_names=names)
 
 
 if __name__ == "__main__":
