@@ -57,7 +57,7 @@ ATTENTION_BACKWARD: list[Build] = [
         (128, 64, 64, 3, 8, None),
     )
 ]
-TILE_FIELDS = ("rows", "columns", "inner", "outer", "strips", "warps", "stages", "registers")
+TILE_FIELDS = ("rows", "columns", "inner", "outer", "strips", "warps", "stages", "registers", "one_sweep")
 STRIP_WRITERS = [
     (64, 64, 64, 64, False, 4, 3, 128),
     (64, 64, 64, 64, False, 4, 3, 168),
@@ -66,12 +66,14 @@ STRIP_WRITERS = [
     (64, 128, 64, 64, False, 8, 3, 128),
 ]
 # In an order in which each kernel finds the best tiles of those before it. An inner size of 256 stands for
-# whole samples.
-TILE_CANDIDATES: dict[str, list[tuple[int, int, int, int, bool, int, int, int | None]]] = {
+# whole samples. The last field may be left out.
+TILE_CANDIDATES: dict[str, list[tuple[int | bool | None, ...]]] = {
     "center": [(rows, 64, 64, 64, False, warps, 3, None) for rows, warps in ((32, 4), (64, 8), (128, 8))],
     "norms": [(64, 64, 64, 64, False, 4, 3, None), (64, 64, 128, 64, False, 4, 2, None)],
     "scale": [
         (64, 128, 64, 64, False, 4, 3, None),
+        (64, 64, 64, 64, False, 4, 3, 128),
+        (128, 128, 64, 64, False, 8, 3, None),
         (128, 64, 64, 64, False, 8, 3, 128),
         (64, 64, 256, 64, False, 4, 2, None),
         (128, 64, 256, 64, False, 4, 2, None),
@@ -81,6 +83,10 @@ TILE_CANDIDATES: dict[str, list[tuple[int, int, int, int, bool, int, int, int | 
         (64, 64, 64, 64, False, 4, 3, 128),
         (64, 128, 64, 64, False, 8, 3, 128),
         (128, 128, 64, 64, False, 8, 3, None),
+        (128, 128, 64, 64, False, 8, 3, None, True),
+        (128, 64, 64, 64, False, 8, 3, None, True),
+        (64, 128, 64, 64, False, 8, 3, None, True),
+        (64, 64, 64, 64, False, 4, 3, 168, True),
         (64, 64, 256, 64, False, 4, 2, None),
         (64, 64, 256, 64, False, 4, 2, 168),
         (128, 64, 256, 64, False, 8, 2, None),
@@ -300,7 +306,8 @@ def tune_tiles(args: argparse.Namespace) -> Iterator[Build]:
             prepare(self, *dtypes) if kernel in self.kernel.__name__ else None
         )
         for values in TILE_CANDIDATES[kernel]:
-            tile = Tile(**dict(zip(TILE_FIELDS, values, strict=True)), from_width=width)
+            given: dict[str, Any] = dict(zip(TILE_FIELDS, values, strict=False))
+            tile = Tile(**given, from_width=width)
             if (not tile.strips and width > WIDEST_SWEEPS.get(kernel, width)) or 128 < tile.inner < width:
                 continue
             tile_sizes.TILES = others | {kernel: (tile,)}

@@ -115,3 +115,26 @@ def test_turns_fill_the_processors():
     # Short programs: fewer turns outweigh idle processors.
     assert strip_plan._best_slots(80, 40, 4, 4, 132) == 40
     assert strip_plan._best_slots(3, 3, 4, 4, 132) == 3
+
+
+@pytest.mark.parametrize(
+    ("width", "generated", "options", "one"),
+    [
+        (1024, 256, {}, True),
+        (256, 256, {}, False),  # exponentials would take longer than distances
+        (1024, 640, {}, False),
+        (1024, 256, {"convention": "paper", "normalization": "y"}, False),  # columns have no sums
+    ],
+    ids=str,
+)
+def test_wide_vectors_have_one_softmax_sweep(width, generated, options, one):
+    gen, neg, pos = (
+        torch.zeros(1, n, 1, width, dtype=torch.bfloat16, device=DEVICE) for n in (generated, 32, 256)
+    )
+    settings = dg.DriftingLoss(**options).settings
+    plan = plans.make_plan(LossCall(settings, one_bucket(gen, pos, neg), None, None, True))
+    products = plan.widths[0].products
+    assert (products.column_terms is not None) is one
+    tile = find_tile("softmax", bucket_shape(width, (generated, 32, 256)))
+    rows = -(-generated // tile.rows)
+    assert (products.softmax.programs == rows) is (one or options != {})

@@ -44,7 +44,8 @@ def tiles(monkeypatch):
     monkeypatch.setattr(tiled_plan, "CENTER_TILE", 16)
 
     def use(slots=2, **sizes):
-        tile = Tile(**{"rows": 16, "columns": 16, "inner": 32, "outer": 32, "strips": True} | sizes)
+        options = {"rows": 16, "columns": 16, "inner": 32, "outer": 32, "strips": True} | sizes
+        tile = Tile(**{"one_sweep": options["strips"]} | options)  # wide vectors have both
         for table in ("TILES", "DIRECT"):
             monkeypatch.setattr(tile_sizes, table, dict.fromkeys(tile_sizes.TILES, (tile,)))
         monkeypatch.setattr(
@@ -75,6 +76,7 @@ def kernel_names(direct, strips):
     return [
         *(["center_kernel", "norms_kernel"] if not direct else []),
         *("tiled_scale_kernel", "softmax_kernel"),
+        *(["column_terms_kernel"] if strips else []),
         *(["affinity_strips_kernel", "strip_products_kernel"] * turns or ["tiled_products_kernel"]),
         *(["gradient_strips_kernel", "strip_gradient_kernel"] * turns or ["tiled_gradient_kernel"]),
     ]

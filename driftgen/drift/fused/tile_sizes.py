@@ -26,6 +26,7 @@ class Tile:
         outer: coordinates of the drift that a program computes from a strip. It multiplies ``inner`` samples
             at a time; its rows and columns are those of the strip. Other programs compute all coordinates.
         strips: do not launch this kernel, but those that write strips of coefficients and read them.
+        one_sweep: rows are generated samples alone, and add up the sums of columns, too (softmax).
         warps: warps of a program.
         stages: pipeline stages.
         registers: maximum registers of a thread; None for any.
@@ -38,6 +39,7 @@ class Tile:
     inner: int = 64
     outer: int = 64
     strips: bool = False
+    one_sweep: bool = False
     warps: int = 4
     stages: int = 3
     registers: int | None = None
@@ -67,12 +69,13 @@ TILES: dict[str, tuple[Tile, ...]] = {
         Tile(rows=128, columns=64, warps=8, registers=128, from_width=128),
         Tile(rows=64, columns=128, warps=4, from_width=256),
     ),
+    # One sweep saves distances and costs exponentials, fewer of them for wide vectors.
     "softmax": (
         Tile(rows=64, columns=64, warps=4),
         Tile(rows=128, columns=64, warps=8, from_generated=384),
         Tile(rows=64, columns=64, inner=128, warps=4, registers=168, from_width=65),
         Tile(rows=64, columns=64, warps=4, registers=128, from_width=129),
-        Tile(rows=128, columns=128, warps=8, from_width=512),
+        Tile(rows=128, columns=128, warps=8, one_sweep=True, from_width=512),
         Tile(rows=64, columns=128, warps=8, registers=128, from_width=512, from_generated=384),
     ),
     "products": (Tile(rows=64, columns=64, warps=4), Tile(strips=True, from_width=65)),

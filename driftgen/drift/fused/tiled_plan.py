@@ -17,6 +17,7 @@ from driftgen.ops.launch import Launch
 __all__ = ["TiledPasses", "TiledProducts", "TiledScale", "plan_tiles"]
 
 CENTER_TILE = 64  # coordinates that one program of center_kernel adds up
+COLUMNS = 128  # other samples of a program of column_terms_kernel
 PROGRAMS = 6  # programs of tiled_scale_kernel for each processor, if rows are few
 
 
@@ -44,13 +45,15 @@ class TiledProducts:
 
     parts: int  # of each problem that products are summed over
     softmax: Launch
+    column_terms: Launch | None  # if the softmax has one sweep
+    column_sums: int  # of each problem, float32 elements
     last: Launch | Strips  # computes products
 
     def __call__(self, *tensors: Tensor) -> None:
         """Write the products and the softmax terms. Takes the tensors of ``products_kernel``."""
         *inputs, products, softmax_terms = tensors
-        self.softmax(*inputs, softmax_terms)
         problems, r, _ = products.shape
+        self._softmax(inputs, softmax_terms, problems)
         partial = torch.empty(problems, self.parts, r, r, dtype=torch.float32, device=products.device)
         if isinstance(self.last, Strips):
             origin, table, owner, _, _, _, sample_data = inputs
@@ -60,10 +63,23 @@ class TiledProducts:
             self.last(*inputs, partial, softmax_terms)
         torch.sum(partial, dim=1, out=products)
 
+    def _softmax(self, inputs: list[Tensor], softmax_terms: Tensor, problems: int) -> None:
+        if self.column_terms is None:
+            self.softmax(*inputs, softmax_terms, None)
+            return
+        origin, table, owner, _, units, temperatures, sample_data = inputs
+        sums = torch.empty(problems * self.column_sums, dtype=torch.float32, device=softmax_terms.device)
+        self.softmax(*inputs, softmax_terms, sums)
+        self.column_terms(origin, table, owner, units, temperatures, sample_data, sums, softmax_terms)
+
     def prepare(self, *dtypes: torch.dtype) -> None:
         """Compile the kernels in parallel, for the dtypes of the tensors of a call."""
         *inputs, products, softmax_terms = dtypes
-        self.softmax.prepare(*inputs, softmax_terms)
+        self.softmax.prepare(*inputs, softmax_terms, None if self.column_terms is None else torch.float32)
+        if self.column_terms is not None:
+            origin, table, owner, _, units, temperatures, sample_data = inputs
+            read = [origin, table, owner, units, temperatures, sample_data]
+            self.column_terms.prepare(*read, torch.float32, softmax_terms)
         if isinstance(self.last, Strips):
             origin, table, owner, _, _, _, sample_data = inputs
             read = [origin, table, owner, sample_data]
@@ -176,11 +192,19 @@ def plan_tiles(
         **options(tile, "WEIGHTED"),
     )  # fmt: skip
     tile = find_tile("softmax", shape)
-    own = shape.samples if constants["BOTH"] else (generated,)
+    others, row_tiles_of_softmax = total - generated, _divide(generated, tile.rows)
+    one_sweep = tile.one_sweep and constants["BOTH"]
+    own = shape.samples if constants["BOTH"] and not one_sweep else (generated,)
     softmax_launch = launch(
         softmax.softmax_kernel, _tiles(tile.rows, *own), *sizes, min_distance, factors[0],
-        **options(tile, *softmaxes),
+        ONE_SWEEP=one_sweep, **options(tile, *softmaxes),
     )  # fmt: skip
+    column_terms = None
+    if one_sweep:
+        column_terms = launch(
+            softmax.column_terms_kernel, _divide(others, COLUMNS), *sizes, row_tiles_of_softmax,
+            DIRECT=shape.direct, R=r, KERNEL=constants["KERNEL"], DK=CENTER_TILE, B=COLUMNS,
+        )  # fmt: skip
     tile = find_tile("products", shape)
     last: Launch | Strips
     if tile.strips:
@@ -216,7 +240,7 @@ def plan_tiles(
         1 if shape.direct else shape.problems * (_divide(data, 4) * 4),
         shape.problems * (total + 3 * generated) * r,
         TiledScale(row_tiles * splits, (*before, scale)),
-        TiledProducts(parts, softmax_launch, last),
+        TiledProducts(parts, softmax_launch, column_terms, row_tiles_of_softmax * (1 + r) * others, last),
         (gradients[0], gradients[1]),
     )
 

@@ -5,7 +5,9 @@ sums. The sweeps, in order:
 
 1. ``tiled_scale_kernel``: Σ w ‖x − y‖ of the rows. Programs may share the columns of a row;
 2. ``softmax_kernel``: least distance and Σ k of each row and column for all temperatures. Rows are tiles of
-   all three sets: the sums of a negative or positive over generated samples are those of its column;
+   all three sets: the sums of a negative or positive over generated samples are those of its column. For wide
+   vectors, whose distances take longest, rows are generated samples alone (ONE_SWEEP): each tile of rows
+   stores its part of the sums of the columns, and ``column_terms_kernel`` adds them up;
 3. the kernels of ``tiled_drift_triton``: sums of A, products of drifts, gradient.
 
 Every kernel writes each value once, and the tiles of a problem are added up in a fixed order, so that results
@@ -25,6 +27,7 @@ import triton.language as tl
 
 from driftgen.drift.fused.affinities_triton import (
     PADDED,
+    column_sum,
     log2_kernel,
     or_else,
     row_min,
@@ -40,7 +43,14 @@ from driftgen.drift.fused.tiles_triton import (
     row_tile,
 )
 
-__all__ = ["rates_of", "softmax_kernel", "terms_size", "tiled_scale_kernel", "zero_sums"]
+__all__ = [
+    "column_terms_kernel",
+    "rates_of",
+    "softmax_kernel",
+    "terms_size",
+    "tiled_scale_kernel",
+    "zero_sums",
+]
 
 
 @triton.jit
@@ -133,16 +143,34 @@ def _log2_sum(near, total, rate, KERNEL: tl.constexpr):
 
 
 @triton.jit
+def _store_column_sums(
+    sums, t, distance, own, j, exists, counts, rates, KERNEL: tl.constexpr, R: tl.constexpr
+):
+    """Store the least distance and Σ k / k(least) over the rows of tile t, for each of a tile of other
+    samples. ``sums`` is ``[tiles, 1 + R, others]``.
+    """
+    others = counts[1] + counts[2]
+    distance = tl.where(own[:, None], distance, PADDED)
+    near = or_else(tl.min(distance, axis=0), 0.0)
+    out = sums + t * ((1 + R) * others) + j - counts[0]
+    tl.store(out, near, mask=exists)
+    for r in tl.static_range(R):
+        tl.store(out + (1 + r) * others, column_sum(distance, near, rates[r], KERNEL), mask=exists)
+
+
+@triton.jit
 def _softmax_sweep(
-    t, problem, counts, group, weight, rates, terms, min_distance, self_distance,
+    t, problem, counts, group, weight, rates, terms, column_sums, min_distance, self_distance,
     CENTERED: tl.constexpr, WORK: tl.constexpr, RAGGED: tl.constexpr, DIRECT: tl.constexpr, ONE: tl.constexpr,
     R: tl.constexpr, KERNEL: tl.constexpr, BOTH: tl.constexpr, MASKED: tl.constexpr,
-    WEIGHTED_SOFTMAX: tl.constexpr, DK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    WEIGHTED_SOFTMAX: tl.constexpr, ONE_SWEEP: tl.constexpr, DK: tl.constexpr, BN: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     N, T = counts[0], counts[0] + counts[1] + counts[2]
     rows = row_tile(t, problem, counts, CENTERED, WORK, DIRECT, ONE, DK, BN, BK)
     generated, _, tiles = count_tiles(counts, BM)
     is_generated = rows[3] < N
+    own = rows[1] + tl.arange(0, BN) < rows[2]
     near, sums = tl.full((BN,), PADDED, tl.float32), zero_sums(R, BN)
     nearest, totals = tl.full((BN,), PADDED, tl.float32), zero_sums(R, BN)
     for column in range(0, generated):
@@ -165,7 +193,8 @@ def _softmax_sweep(
         )  # fmt: skip
         w = column_weights(weight, group, counts, j, exists, WEIGHTED_SOFTMAX)
         nearest, totals = _add_kernels(nearest, totals, distance, w, rates, KERNEL, WEIGHTED_SOFTMAX, R)
-    own = rows[1] + tl.arange(0, BN) < rows[2]
+        if ONE_SWEEP:
+            _store_column_sums(column_sums, t, distance, own, j, exists, counts, rates, KERNEL, R)
     nearest = or_else(nearest, 0.0)
     near = or_else(near, nearest)
     for r in tl.static_range(R):
@@ -187,21 +216,23 @@ def terms_size(counts, R: tl.constexpr):
 
 @triton.jit(do_not_specialize=["V"])
 def softmax_kernel(
-    origin, table, feature_of_vector, weight, units, temperatures, sample_data, softmax_terms,
+    origin, table, feature_of_vector, weight, units, temperatures, sample_data, softmax_terms, column_sums,
     V, N, M, P, width, min_distance, self_distance,
     WORK: tl.constexpr, RAGGED: tl.constexpr, DIRECT: tl.constexpr, ONE: tl.constexpr, R: tl.constexpr,
     KERNEL: tl.constexpr, BOTH: tl.constexpr, MASKED: tl.constexpr, WEIGHTED_SOFTMAX: tl.constexpr,
-    DK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    ONE_SWEEP: tl.constexpr, DK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Store the factors of rows and columns of A. Without normalization of columns, only tiles of generated
-    samples have programs. The rows of generated samples take longest: they come first.
+    """Store the factors of rows and columns of A, or the parts of ``column_terms_kernel`` for the columns of
+    other samples (ONE_SWEEP). Then, and without normalization of columns, only tiles of generated samples
+    have programs. The rows of generated samples take longest: they come first.
     """
     counts = (N, M, P)
     generated, _, all_tiles = count_tiles(counts, BN)
-    tiles = all_tiles if BOTH else generated
+    ALL_ROWS: tl.constexpr = BOTH and not ONE_SWEEP
+    tiles = all_tiles if ALL_ROWS else generated
     program = tl.program_id(0).to(tl.int64)
     number = program
-    if BOTH:
+    if ALL_ROWS:
         others = tl.maximum(tiles - generated, 1)
         later = program - tl.num_programs(0) // tiles * generated
         first = program // generated * tiles + program % generated
@@ -212,13 +243,50 @@ def softmax_kernel(
     unit = tl.load(units + position * 2).to(tl.float32)
     rates = rates_of(temperatures, unit, R)
     terms = softmax_terms + pid * terms_size(counts, R)
+    if ONE_SWEEP:
+        column_sums += pid * (tiles * (1 + R) * (M + P))
     if is_centered(problem, counts, DIRECT):
         _softmax_sweep(
-            t, problem, counts, group, weight, rates, terms, min_distance, self_distance * unit,
-            not DIRECT, WORK, RAGGED, DIRECT, ONE, R, KERNEL, BOTH, MASKED, WEIGHTED_SOFTMAX, DK, BN, BM, BK,
+            t, problem, counts, group, weight, rates, terms, column_sums, min_distance, self_distance * unit,
+            not DIRECT, WORK, RAGGED, DIRECT, ONE, R, KERNEL, BOTH, MASKED, WEIGHTED_SOFTMAX,
+            ONE_SWEEP, DK, BN, BM, BK,
         )  # fmt: skip
     else:
         _softmax_sweep(
-            t, problem, counts, group, weight, rates, terms, min_distance, self_distance * unit,
-            False, WORK, RAGGED, DIRECT, ONE, R, KERNEL, BOTH, MASKED, WEIGHTED_SOFTMAX, DK, BN, BM, BK,
+            t, problem, counts, group, weight, rates, terms, column_sums, min_distance, self_distance * unit,
+            False, WORK, RAGGED, DIRECT, ONE, R, KERNEL, BOTH, MASKED, WEIGHTED_SOFTMAX,
+            ONE_SWEEP, DK, BN, BM, BK,
         )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["V"])
+def column_terms_kernel(
+    origin, table, feature_of_vector, units, temperatures, sample_data, column_sums, softmax_terms,
+    V, N, M, P, width, tiles, DIRECT: tl.constexpr, R: tl.constexpr, KERNEL: tl.constexpr,
+    DK: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """Store the factors of the columns of others, from the sums over each of ``tiles`` tiles of rows."""
+    counts, others = (N, M, P), M + P
+    block, pid, _, _, position, _, _ = locate_tile(
+        tl.cdiv(others, B), origin, table, feature_of_vector, sample_data, V, counts, width, DK, DIRECT
+    )
+    rates = rates_of(temperatures, tl.load(units + position * 2).to(tl.float32), R)
+    j = block * B + tl.arange(0, B)
+    exists = j < others
+    sums = column_sums + pid * (tiles * (1 + R) * others) + j
+    near = tl.full((B,), PADDED, tl.float32)
+    for t in range(tiles):
+        near = tl.minimum(near, tl.load(sums + t * ((1 + R) * others), mask=exists, other=0.0))
+    totals = zero_sums(R, B)
+    for t in range(tiles):
+        of_tile, updated = sums + t * ((1 + R) * others), ()
+        least = tl.load(of_tile, mask=exists, other=0.0)
+        for r in tl.static_range(R):
+            smaller = tl.exp2(log2_kernel(least, rates[r], KERNEL) - log2_kernel(near, rates[r], KERNEL))
+            total = tl.load(of_tile + (1 + r) * others, mask=exists, other=0.0)
+            updated = updated + (totals[r] + total * smaller,)
+        totals = updated
+    terms = softmax_terms + pid * terms_size(counts, R)
+    for r in tl.static_range(R):
+        by_column = 0.5 * _log2_sum(near, totals[r], rates[r], KERNEL)
+        tl.store(terms + (N + others) * r + N + j, -by_column, mask=exists)
