@@ -49,7 +49,7 @@ fi
 run eval stats "$data/train.npz" "$out/stats.safetensors" --encoder "$data/inception.pt" --fast > "$out/stats.log" 2>&1
 wait
 own="{kind: mae, path: $out/labels-1-8bit}, {kind: mae, path: $out/labels-2-8bit}"
-lite="{kind: efficientnet-lite0, path: $data/efficientnet-lite0-57934424.pth, options: {size: 64}}"
+lite="{kind: efficientnet-lite0, path: $data/efficientnet-lite0-57934424.pth, options: {size: ${SIZE:-64}}}"
 samples=${SAMPLES:-1280000}
 for name in "$@"; do
   case $name in

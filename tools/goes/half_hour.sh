@@ -4,7 +4,7 @@
 #
 #   tools/goes/half_hour.sh DATA OUT [SECONDS]
 #
-# It can start before DATA is complete (see unpack.py): caches and figures need none of it. Whatever still runs is
+# It can start before DATA is complete (see unpack.py): caches and figures need the weights of EfficientNet-lite0 alone. Whatever still runs is
 # interrupted SECONDS after the start. See poll.sh for what it has done so far. TRIALS and the variables of
 # cifar10_trials.sh may be set.
 set -uo pipefail
@@ -17,6 +17,7 @@ mkdir -p "$2/caches" "$2/figures"
 out=$(cd "$2" && pwd)
 here=$tree/tools/goes
 exec > >(tee -a "$out/half_hour.log") 2>&1
+weights=$data/efficientnet-lite0-57934424.pth
 device=${DEVICE:-cuda} quiet="--set output.samples_every=1000000 --set output.report_every=1000000"
 
 figure() { # NAME FOLDER SECONDS: one measurement, into FOLDER/NAME.json
@@ -26,6 +27,9 @@ figure() { # NAME FOLDER SECONDS: one measurement, into FOLDER/NAME.json
       arguments="sampling --preset ${PRESET:-B/2} --batch 64 --batch ${BATCH:-256} --mode compiled --mode graph --mode pipeline --mode stream" ;;
     recipe) arguments="step --recipe cifar10 ${STEP:-}" ;; # a row of results/speed-h200/cifar10-variants.json
     turns) arguments="step --recipe cifar10 ${STEP:-} --set encoders_per_step=1 --set batch.generated=256" ;;
+    lite-*) # EfficientNet-lite0 on images of so many pixels, alone
+      need "$weights"
+      arguments="step --recipe cifar10 ${STEP:-} --set encoders=[{\"kind\":\"efficientnet-lite0\",\"path\":\"$weights\",\"options\":{\"size\":${1#lite-}}}]" ;;
     groups) # results/speed-h200/groups-256-256-32-many.json
       arguments="loss --generated 256 --positives 256 --unconditional 32 --width ${WIDTHS:-64,256,1024} --groups ${GROUPS_OF:-256}" ;;
   esac
@@ -37,11 +41,11 @@ cache() { # NAME RECIPE ARGUMENT...: a short pretraining on random images
 }
 
 "${PYTHON:-python3}" "$here/random_sets.py" "$random"
-for name in sampling recipe turns; do figure "$name" caches 200 & jobs+=($!); done
+for name in sampling recipe turns lite-64 lite-128; do figure "$name" caches 200 & jobs+=($!); done
 cache labels mae-cifar10-labels --set data.path="$random/train.npz" & jobs+=($!)
 wait "${jobs[@]}"
 echo "caches after $SECONDS s"
-for name in ${FIGURES:-sampling groups}; do figure "$name" figures 90; done
+for name in ${FIGURES:-sampling groups lite-64 lite-128}; do figure "$name" figures 90; done
 step figures/splits 150 "${PYTHON:-python3}" "$here/split_times.py" ${SPLITS:-} --device "$device"
 # Tiles for groups of 256/256/32 at width 1,024, whose time per pair is above the aim
 (cd "$tree" && step figures/tiles 150 "${PYTHON:-python3}" -m benchmarks.tune tiles --generated 256 --positives 256 --unconditional 32 \
