@@ -89,7 +89,7 @@ def gradient_strips_kernel(
 def _strip_gradient(
     out, coefficients, row_size, rows, total, factor, k, problem, counts, DIFFERENCES: tl.constexpr,
     DIRECT: tl.constexpr, WORK: tl.constexpr, MATRICES: tl.constexpr,
-    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
+    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BK_NEG: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     N, M, P = counts
     generated, repelling, _ = count_tiles(counts, BM)
@@ -100,7 +100,7 @@ def _strip_gradient(
     )  # fmt: skip
     drift = add_set(
         drift, coefficients + generated * BM, row_size, rows, problem[1], M, k, problem, counts, DIFFERENCES,
-        DIRECT, WORK, MATRICES, True, BN, BK, BD,
+        DIRECT, WORK, MATRICES, True, BN, BK_NEG, BD,
     )  # fmt: skip
     drift = add_set(
         drift, coefficients + repelling * BM, row_size, rows, problem[2], P, k, problem, counts, DIFFERENCES,
@@ -114,7 +114,8 @@ def strip_gradient_kernel(
     origin, table, feature_of_vector, norms, sample_data, upstream, start, coefficients, sums,
     by_group, strips, V, N, M, P, width,
     WORK: tl.constexpr, DIRECT: tl.constexpr, R: tl.constexpr, MATRICES: tl.constexpr,
-    DK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
+    DK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BK_NEG: tl.constexpr,
+    BD: tl.constexpr,
 ):  # fmt: skip
     """Write BD coordinates of the gradient of the rows of a strip, upstream · factor · Σ_τ V_τ / λ_τ."""
     counts, parts = (N, M, P), tl.cdiv(width, BD)
@@ -139,15 +140,15 @@ def strip_gradient_kernel(
                 zero = tl.zeros((BN,), tl.float32)
                 _strip_gradient(
                     out, coefficients, row_size, rows, zero, factor, k, problem, counts,
-                    True, DIRECT, WORK, MATRICES, BN, BM, BK, BD,
+                    True, DIRECT, WORK, MATRICES, BN, BM, BK, BK_NEG, BD,
                 )  # fmt: skip
             else:
                 _strip_gradient(
                     out, coefficients, row_size, rows, totals[0], factor, k, problem, counts,
-                    False, DIRECT, WORK, MATRICES, BN, BM, BK, BD,
+                    False, DIRECT, WORK, MATRICES, BN, BM, BK, BK_NEG, BD,
                 )  # fmt: skip
         else:
             _strip_gradient(
                 out, coefficients, row_size, rows, totals[0], factor, k, problem, counts,
-                False, DIRECT, WORK, MATRICES, BN, BM, BK, BD,
+                False, DIRECT, WORK, MATRICES, BN, BM, BK, BK_NEG, BD,
             )  # fmt: skip

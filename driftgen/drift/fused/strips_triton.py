@@ -231,7 +231,8 @@ def add_sums(sums, begin, end, VALUES: tl.constexpr, BN: tl.constexpr):
 def _strip_products(
     out, coefficients, row_size, rows, row_terms, of_repelling, of_attracting, k, problem, counts,
     attraction, repulsion, DIFFERENCES: tl.constexpr, DIRECT: tl.constexpr, WORK: tl.constexpr,
-    R: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
+    R: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BK_NEG: tl.constexpr,
+    BD: tl.constexpr,
 ):  # fmt: skip
     N, M, P = counts
     generated, repelling, _ = count_tiles(counts, BM)
@@ -241,7 +242,7 @@ def _strip_products(
     )  # fmt: skip
     drifts = add_set(
         drifts, coefficients + generated * BM, row_size, rows, problem[1], M, k, problem, counts, DIFFERENCES,
-        DIRECT, WORK, R, False, BN, BK, BD,
+        DIRECT, WORK, R, False, BN, BK_NEG, BD,
     )  # fmt: skip
     scaled, totals, scales = (), (), ()
     for r in tl.static_range(R):
@@ -278,10 +279,11 @@ def strip_products_kernel(
     origin, table, feature_of_vector, sample_data, start, coefficients, sums, products, softmax_terms,
     strips, V, N, M, P, width, attraction, repulsion,
     WORK: tl.constexpr, DIRECT: tl.constexpr, R: tl.constexpr,
-    DK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
+    DK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BK_NEG: tl.constexpr,
+    BD: tl.constexpr,
 ):  # fmt: skip
     """Products ⟨V_τ, V_τ'⟩ of the rows of a strip and BD coordinates for τ ≤ τ', in the units of the samples.
-    Stores S⁻ and S⁺.
+    Stores S⁻ and S⁺. Samples are multiplied BK at a time, negatives BK_NEG.
 
     ``products`` is ``[problems, tiles, parts, R, R]``. With B = Σ A (y − x) over repelling or attracting
     samples, V = attraction · S⁻ · B⁺ − repulsion · S⁺ · B⁻. One sum of products holds
@@ -317,15 +319,15 @@ def strip_products_kernel(
             if far:
                 _strip_products(
                     out, coefficients, row_size, rows, row_terms, of_repelling, of_attracting, k, problem,
-                    counts, attraction, repulsion, True, DIRECT, WORK, R, BN, BM, BK, BD,
+                    counts, attraction, repulsion, True, DIRECT, WORK, R, BN, BM, BK, BK_NEG, BD,
                 )  # fmt: skip
             else:
                 _strip_products(
                     out, coefficients, row_size, rows, row_terms, of_repelling, of_attracting, k, problem,
-                    counts, attraction, repulsion, False, DIRECT, WORK, R, BN, BM, BK, BD,
+                    counts, attraction, repulsion, False, DIRECT, WORK, R, BN, BM, BK, BK_NEG, BD,
                 )  # fmt: skip
         else:
             _strip_products(
                 out, coefficients, row_size, rows, row_terms, of_repelling, of_attracting, k, problem,
-                counts, attraction, repulsion, False, DIRECT, WORK, R, BN, BM, BK, BD,
+                counts, attraction, repulsion, False, DIRECT, WORK, R, BN, BM, BK, BK_NEG, BD,
             )  # fmt: skip

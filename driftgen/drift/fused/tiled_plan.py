@@ -155,6 +155,7 @@ def plan_tiles(
         numbers, parts = [strip_sizes.strips, *sizes], _divide(shape.width, reads.outer)
         own = {"WORK": work, "DIRECT": shape.direct, "R": r, "DK": CENTER_TILE}
         own |= {"BN": reads.rows, "BM": reads.columns, "BK": reads.inner, "BD": reads.outer}
+        own["BK_NEG"] = min(reads.inner, block_size(shape.samples[1]))  # negatives are often few
         pair = (
             Launch(
                 kernels[0], strip_sizes.slots * strip_sizes.columns, device, *numbers, min_distance,
