@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Compare changes of the recipe cifar10 on one GPU: side by side, from the shipped weights, with as many samples each.
+# Compare changes of the recipe cifar10 on one GPU: side by side, with as many samples each, from the shipped weights, or
+# from random ones (scratch...).
 #
 #   tools/goes/cifar10_trials.sh DATA OUT TRIAL...
 #
@@ -24,9 +25,10 @@ encoder() { # NAME ARGUMENT...
 }
 
 trial() { # NAME GENERATED EMA ARGUMENT...
-  local name=$1 generated=$2 ema=$3
+  local name=$1 generated=$2 ema=$3 init=(--init cifar10)
   shift 3
-  run train cifar10 --init cifar10 --out "$out/$name" --set data.path="$data/train.npz" --set seed=0 --set optim.lr=2e-3 \
+  [[ $name == scratch* ]] && init=()
+  run train cifar10 "${init[@]}" --out "$out/$name" --set data.path="$data/train.npz" --set seed=0 --set optim.lr=2e-3 \
     --set optim.decay_share=0.6 --set optim.steps=$((samples / 10 / generated)) --set optim.warmup=$((64 * 100 / generated)) \
     --set batch.generated="$generated" --set "ema=[$ema]" --set output.metrics_every=50 --set output.samples_every=1000000 \
     --set output.report_every=1000000 --set output.eval_every=null "$@" ${MORE:-} > "$out/$name.log" 2>&1 || return
@@ -60,11 +62,15 @@ for name in "$@"; do
     # Each step uses one of the two encoders: 20,000 samples a second.
     turns) trial turns 256 0.992 --set "encoders=[$own]" --set encoders_per_step=1 & ;;
     turns-fast) trial turns-fast 256 0.992 --set "encoders=[$own]" --set encoders_per_step=1 --set optim.lr=4e-3 & ;;
+    # The same from random weights, where FID falls fast and few samples tell.
+    scratch) trial scratch 64 0.998 --set "encoders=[$own]" --set optim.lr=3e-3 & ;;
+    scratch-turns) trial scratch-turns 256 0.992 --set "encoders=[$own]" --set encoders_per_step=1 --set optim.lr=3e-3 & ;;
+    scratch-turns-fast) trial scratch-turns-fast 256 0.992 --set "encoders=[$own]" --set encoders_per_step=1 --set optim.lr=6e-3 & ;;
     large) trial large 256 0.992 --set "encoders=[$own]" & ;;
     apart) trial apart 64 0.998 --set "encoders=[$own, {kind: mae, path: $out/labels-3-8bit}]" & ;;
     # With ImageNet weights: a figure to be labeled so.
     lite) trial lite 64 0.998 --set "encoders=[$own, $lite]" & ;;
-    *) echo "no trial $name: choose from start, sweep, control, turns, turns-fast, large, apart, lite" >&2; exit 2 ;;
+    *) echo "no trial $name: choose from start, sweep, control, turns, turns-fast, scratch, scratch-turns, scratch-turns-fast, large, apart, lite" >&2; exit 2 ;;
   esac
 done
 wait
