@@ -136,5 +136,16 @@ def test_wide_vectors_have_one_softmax_sweep(width, generated, options, one):
     products = plan.widths[0].products
     assert (products.column_terms is not None) is one
     tile = find_tile("softmax", bucket_shape(width, (generated, 32, 256)))
-    rows = -(-generated // tile.rows)
-    assert (products.softmax.programs == rows) is (one or options != {})
+    rows_of_others = 0 if one or options else sum(-(-count // tile.rows) for count in (32, 256))
+    assert products.softmax.programs == -(-generated // tile.rows) + rows_of_others
+
+
+@pytest.mark.parametrize(("negatives", "size"), [(5, 16), (32, 32), (100, 64)])
+def test_few_negatives_have_small_tiles(negatives, size):
+    gen, neg, pos = (
+        torch.zeros(1, n, 1, 1024, dtype=torch.bfloat16, device=DEVICE) for n in (256, negatives, 256)
+    )
+    plan = plans.make_plan(LossCall(dg.DriftingLoss().settings, one_bucket(gen, pos, neg), None, None, True))
+    for strips in (plan.widths[0].products.last, plan.widths[0].gradients[0].strips):
+        assert strips.reads.options["BK_NEG"] == size
+        assert strips.reads.options["BK"] == 64

@@ -38,7 +38,7 @@ trial() { # NAME GENERATED EMA ARGUMENT...
 figures() { # NAME MODEL
   local name=$1
   run eval "$2" --data "$out/stats.safetensors" --encoder "$data/inception.pt" --fast -n "${EVALUATED:-10000}" \
-    --guidance "${GUIDANCES:-1.0,1.5}" --batch-size 500 --out "$out/$name-eval" > "$out/$name-eval.log" 2>&1
+    --guidance 1.0,1.5 --batch-size 500 --out "$out/$name-eval" > "$out/$name-eval.log" 2>&1
 }
 
 need "$data/train.npz" "$data/inception.pt"
@@ -56,8 +56,6 @@ samples=${SAMPLES:-1280000}
 for name in "$@"; do
   case $name in
     start) figures start cifar10 & ;; # where all others begin
-    # Guidances of the shipped model beside those of results/cifar10/evaluation.json.
-    sweep) EVALUATED=${SWEPT:-50000} GUIDANCES=1.3,1.7,2.0,2.5 figures sweep cifar10 & ;;
     control) trial control 64 0.998 --set "encoders=[$own]" & ;;
     # Each step uses one of the two encoders: 20,000 samples a second.
     turns) trial turns 256 0.992 --set "encoders=[$own]" --set encoders_per_step=1 & ;;
@@ -70,7 +68,7 @@ for name in "$@"; do
     apart) trial apart 64 0.998 --set "encoders=[$own, {kind: mae, path: $out/labels-3-8bit}]" & ;;
     # With ImageNet weights: a figure to be labeled so.
     lite) trial lite 64 0.998 --set "encoders=[$own, $lite]" & ;;
-    *) echo "no trial $name: choose from start, sweep, control, turns, turns-fast, scratch, scratch-turns, scratch-turns-fast, large, apart, lite" >&2; exit 2 ;;
+    *) echo "no trial $name: choose from start, control, turns, turns-fast, scratch, scratch-turns, scratch-turns-fast, large, apart, lite" >&2; exit 2 ;;
   esac
 done
 wait
